@@ -1,0 +1,113 @@
+"""The scheme table: what each preset name means for a weight, its scales and its inputs.
+
+A scheme is data. Adding one is adding a row; the methods, packings, planner and evaluator read the row and have no
+special cases for its name. Preset names are the ones that compressed-tensors, vLLM and torchao users know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from .errors import InputError, nearest
+from .grids import INT4, INT8, Grid
+
+Strategy = Literal["channel", "group"]
+GroupSize = int | Literal["channel", "auto"]
+AUTO_GROUPS = (128, 64, 32)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """How the inputs of a linear are quantised while it runs.
+
+    `granularity` "token" is one scale a row of the input, found while running (`dynamic`); "tensor" with
+    `dynamic=False` is one scale a linear, calibrated and stored as `input_scale`.
+    """
+
+    grid: Grid
+    granularity: Literal["token", "tensor"] = "token"
+    dynamic: bool = True
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Everything that decides what codes of a weight mean.
+
+    `group_size` is the number of neighbouring inputs that share a scale, for strategy "group". `symmetric` grids have
+    no zero point. `packing` names the layout on disk (`formats/packings.py`).
+    """
+
+    name: str
+    grid: Grid
+    packing: str
+    strategy: Strategy = "group"
+    group_size: int | None = 128
+    symmetric: bool = True
+    activation: Activation | None = None
+    groupable: bool = True
+
+    def groups(self, in_features: int) -> int:
+        """Number of scales along the input of a row with `in_features` weights."""
+        return 1 if self.group_size is None else in_features // self.group_size
+
+    def span(self, in_features: int) -> int:
+        """Number of neighbouring inputs that share one scale."""
+        return in_features if self.group_size is None else self.group_size
+
+    def with_group(self, group_size: int | Literal["channel"] | None) -> Scheme:
+        """The same scheme with another group size; "channel" or None gives one scale a row.
+
+        Raises InputError when the scheme's engines know only one scale a row.
+        """
+        if group_size in ("channel", None):
+            return replace(self, strategy="channel", group_size=None)
+        if not self.groupable:
+            raise InputError(
+                f"--group-size {group_size}", f"scheme {self.name} has one scale an output row", "use channel"
+            )
+        return replace(self, strategy="group", group_size=int(group_size))
+
+    def with_symmetry(self, symmetric: bool) -> Scheme:
+        """The same scheme with or without zero points. Raises InputError where the layout has no place for them."""
+        if not symmetric and self.packing != "pack-quantized":
+            raise InputError("--asym", f"scheme {self.name} stores no zero points", "leave --asym out")
+        return replace(self, symmetric=symmetric)
+
+
+SCHEMES: dict[str, Scheme] = {
+    row.name: row
+    for row in (
+        Scheme("W4A16", INT4, "pack-quantized"),
+        Scheme("W4A16_ASYM", INT4, "pack-quantized", symmetric=False),
+        Scheme("W8A16", INT8, "pack-quantized", strategy="channel", group_size=None),
+        Scheme(
+            "W8A8",
+            INT8,
+            "int-quantized",
+            strategy="channel",
+            group_size=None,
+            activation=Activation(INT8),
+            groupable=False,
+        ),
+        Scheme(
+            "W8A8_STATIC",
+            INT8,
+            "int-quantized",
+            strategy="channel",
+            group_size=None,
+            activation=Activation(INT8, granularity="tensor", dynamic=False),
+            groupable=False,
+        ),
+    )
+}
+ALIASES = {"INT8": "W8A8", "INT4": "W4A16"}
+
+
+def scheme(name: str) -> Scheme:
+    """The preset called `name` (case does not matter). Raises InputError with the nearest name."""
+    folded = name.upper()
+    known = ALIASES.get(folded, folded)
+    if known not in SCHEMES:
+        raise InputError(f"--scheme {name}", "no scheme has this name", nearest(name, SCHEMES))
+    return SCHEMES[known]
