@@ -1,1 +1,1 @@
-"""placeholder"""
+"""The command line: thin click commands, one file each, and how they talk to people."""

@@ -40,7 +40,8 @@ class QParams:
 class Rounded:
     """One weight as codes.
 
-    `codes` int8 [out, in]; `params` as in QParams; `input_scale` float32 [1] for static activation schemes.
+    `codes` int8 [out, in]; `params` as in QParams; `input_scale` [1] for static activation schemes, in the dtype of the
+    weight's scales, as it is stored.
     """
 
     scheme: Scheme

@@ -35,7 +35,8 @@ class Scheme:
     """Everything that decides what codes of a weight mean.
 
     `group_size` is the number of neighbouring inputs that share a scale, for strategy "group". `symmetric` grids have
-    no zero point. `packing` names the layout on disk (`formats/packings.py`).
+    no zero point, else `zero_dtype` says whether it is a code or a real number in the dtype of the scales. `packing`
+    names the layout on disk (`formats/packings.py`).
     """
 
     name: str
@@ -46,6 +47,7 @@ class Scheme:
     symmetric: bool = True
     activation: Activation | None = None
     groupable: bool = True
+    zero_dtype: Literal["int", "float"] = "int"
 
     def groups(self, in_features: int) -> int:
         """Number of scales along the input of a row with `in_features` weights."""
@@ -58,21 +60,24 @@ class Scheme:
     def with_group(self, group_size: int | Literal["channel"] | None) -> Scheme:
         """The same scheme with another group size; "channel" or None gives one scale a row.
 
-        Raises InputError when the scheme's engines know only one scale a row.
+        Raises InputError for a size below one, and when the scheme's engines know only one scale a row.
         """
-        if group_size in ("channel", None):
+        if group_size is None or group_size == "channel":
             return replace(self, strategy="channel", group_size=None)
+        if group_size < 1:
+            raise InputError(f"--group-size {group_size}", "is not a group size", "give a positive number or channel")
         if not self.groupable:
             raise InputError(
                 f"--group-size {group_size}", f"scheme {self.name} has one scale an output row", "use channel"
             )
-        return replace(self, strategy="group", group_size=int(group_size))
+        return replace(self, strategy="group", group_size=group_size)
 
     def with_symmetry(self, symmetric: bool) -> Scheme:
-        """The same scheme with or without zero points. Raises InputError where the layout has no place for them."""
+        """The same scheme with or without zero points, named so. Raises InputError where the layout has none."""
         if not symmetric and self.packing != "pack-quantized":
             raise InputError("--asym", f"scheme {self.name} stores no zero points", "leave --asym out")
-        return replace(self, symmetric=symmetric)
+        name = self.name.removesuffix("_ASYM") + ("" if symmetric else "_ASYM")
+        return replace(self, name=name, symmetric=symmetric)
 
 
 SCHEMES: dict[str, Scheme] = {

@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Methods that choose which weights to drop, one file each."""

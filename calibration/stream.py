@@ -1,0 +1,294 @@
+"""The stream of blocks: one decoder block in memory at a time, with the calibration states that flow through it.
+
+The skeleton of the model (shapes, rotary tables, masks) comes from transformers with its weights on the meta device; a
+block's weights are read from the checkpoint when its turn comes and dropped after it. Hidden states are kept on the host
+in the model's dtype, so peak memory is one block plus the activations, whatever the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..formats.architectures import Architecture
+from ..formats.checkpoint import Checkpoint
+from ..formats.errors import InputError
+from ..formats.progress import Track, silent
+from ..kernels.skeleton import empty_model, module_name, read_config
+from .lanes import Stage, StagedRun
+from .statistics import Field, Stats
+from .windows import Windows
+
+OnStage = Callable[[Stage, Stats, list[Tensor]], Mapping[str, Tensor]]
+
+
+@dataclass
+class Block:
+    """A part of the model with its weights in place: a decoder block, or the final norm with the head.
+
+    `linears` maps checkpoint names to modules; `stages` groups them by the input they share, in the order they run;
+    `run` maps hidden states and the model's keyword arguments to hidden states.
+    """
+
+    module: nn.Module
+    linears: dict[str, nn.Module]
+    stages: list[Stage]
+    run: Callable[..., Tensor]
+
+
+@dataclass
+class _Batch:
+    hidden: Tensor
+    keep: Tensor | None
+    arguments: list[dict[str, Any]]
+
+
+class Stream:
+    """Runs a checkpoint block by block over calibration windows.
+
+    Parameters: `dtype` is what blocks compute in; `batch_size` windows go through a block together.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        facts: Architecture,
+        windows: Windows,
+        *,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        batch_size: int = 8,
+        trust_remote_code: bool = False,
+    ) -> None:
+        self._checkpoint, self._facts = checkpoint, facts
+        self._device, self._dtype = torch.device(device), dtype
+        config = read_config(checkpoint.directory, trust_remote_code=trust_remote_code)
+        self._host_dtype = checkpoint.tensors[f"{facts.embedding}.weight"].dtype
+        self._model = empty_model(config, dtype, attn_implementation=None, trust_remote_code=trust_remote_code)
+        self._model.config.use_cache = False
+        self._windows, self._batch_size = windows, batch_size
+        self._batches: list[_Batch] = []
+        self._stages: dict[Stage, list[Stage]] = {}
+        self._layers: nn.ModuleList = self._model.get_submodule(facts.layers)  # type: ignore[assignment]
+
+    def start(self, track: Track = silent) -> None:
+        """Embed the windows and record what the model passes to each block."""
+        embedding = f"{self._facts.embedding}.weight"
+        self._place(self._model, [embedding])
+        inputs = self._model.get_input_embeddings()
+        recorded: list[tuple[Tensor, dict[str, Any]]] = []
+        saved = [layer.forward for layer in self._layers]
+        for layer in self._layers:
+            layer.forward = _recorder(recorded)  # type: ignore[method-assign]
+        body = self._model.get_decoder() if hasattr(self._model, "get_decoder") else self._model.model
+        norm = self._model.get_submodule(self._facts.final_norm)
+        norm_forward = norm.forward
+        norm.forward = lambda x: x  # type: ignore[method-assign]
+        try:
+            with torch.no_grad():
+                for ids, keep in track(self._slices(), "embedding calibration text", self._count()):
+                    recorded.clear()
+                    mask = None if keep is None else keep.to(self._device, torch.long)
+                    body(input_ids=ids.to(self._device), attention_mask=mask, use_cache=False)
+                    hidden = recorded[0][0].to("cpu", self._host_dtype)
+                    self._batches.append(_Batch(hidden, keep, [arguments for _, arguments in recorded]))
+        finally:
+            norm.forward = norm_forward  # type: ignore[method-assign]
+            for layer, forward in zip(self._layers, saved, strict=True):
+                layer.forward = forward  # type: ignore[method-assign]
+            inputs.to("meta")
+
+    def block(self, number: int, weights: Mapping[str, Tensor]) -> Block:
+        """Decoder block `number` with `weights` (checkpoint name -> tensor) in place on the stream's device."""
+        module = self._layers[number]
+        self._assign(self._model, weights)
+        prefix = f"{self._facts.layers}.{number}."
+        run = _block_runner(module, number)
+        block = Block(module, self._linears(prefix, weights), [], run)
+        block.stages = self._find_stages(block, prefix)
+        return block
+
+    def head(self, weights: Mapping[str, Tensor]) -> Block:
+        """The final norm and the head (its weight, maybe the embedding's, in `weights` under the head's own name)."""
+        self._assign(self._model, weights)
+        norm = self._model.get_submodule(self._facts.final_norm)
+        head = self._model.get_submodule(self._facts.head)
+        return Block(
+            nn.ModuleList([norm, head]),
+            {self._facts.head: head},
+            [(self._facts.head,)],
+            lambda hidden, _arguments: head(norm(hidden)),
+        )
+
+    def update(self, block: Block, weights: Mapping[str, Tensor]) -> None:
+        """Replace weights of the block's linears, by linear name."""
+        for name, weight in weights.items():
+            block.linears[name].weight = nn.Parameter(weight.to(self._device, self._dtype), requires_grad=False)
+
+    def update_tensors(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace tensors of the block in place, by checkpoint name."""
+        self._assign(self._model, weights)
+
+    def release(self, block: Block) -> None:
+        """Drop the block's weights."""
+        block.module.to("meta")
+
+    def collect(self, block: Block, wanted: Iterable[Field], track: Track = silent) -> dict[Stage, Stats]:
+        """Input statistics of every stage with the block's present weights; the states do not move on."""
+        fields = frozenset(wanted)
+        stats = {stage: Stats() for stage in block.stages}
+        keep: list[Tensor | None] = [None]
+        hooks = [
+            block.linears[stage[0]].register_forward_pre_hook(_observer(stats[stage], fields, keep))
+            for stage in block.stages
+        ]
+        try:
+            for number in track(range(len(self._batches)), "statistics", len(self._batches)):
+                keep[0] = self._batches[number].keep
+                self._forward(block, self._batches[number])
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return stats
+
+    def advance(self, block: Block, track: Track = silent) -> None:
+        """Move the states through the block with its present weights."""
+        for number in track(range(len(self._batches)), "advancing", len(self._batches)):
+            batch = self._batches[number]
+            batch.hidden = self._forward(block, batch).to("cpu", self._host_dtype)
+
+    def advance_staged(self, block: Block, on_stage: OnStage, wanted: Iterable[Field]) -> None:
+        """Move the states on while `on_stage` replaces the weights of each stage once its inputs are known.
+
+        `on_stage(stage, stats, inputs)` returns new weights by linear name. The states that flow on, also inside the
+        block, have seen the new weights. A block whose batches reach its linears unevenly (experts) is run twice: once
+        for the statistics of all its linears, once with the new weights.
+        """
+        fields = frozenset(wanted)
+        if self._facts.experts:
+            for stage, stats in self.collect(block, fields).items():
+                self.update(block, on_stage(stage, stats, []))
+            self.advance(block)
+            return
+
+        def reached(number: int, inputs: list[Tensor]) -> None:
+            stats = Stats()
+            for batch, x in zip(self._batches, inputs, strict=True):
+                stats.add(x, fields, None if batch.keep is None else batch.keep.to(x.device))
+            self.update(block, on_stage(block.stages[number], stats, inputs))
+
+        staged = StagedRun(block.linears, block.stages, reached)
+        with torch.no_grad():
+            results = staged.run([_call(self._forward, block, batch) for batch in self._batches])
+        for batch, result in zip(self._batches, results, strict=True):
+            batch.hidden = result
+
+    @property
+    def tokens(self) -> int:
+        """Calibration tokens, padding not counted."""
+        return self._windows.tokens
+
+    def _forward(self, block: Block, batch: _Batch) -> Tensor:
+        with torch.no_grad():
+            hidden = batch.hidden.to(self._device, self._dtype)
+            return block.run(hidden, batch.arguments).to("cpu", self._host_dtype)
+
+    def _slices(self) -> Iterable[tuple[Tensor, Tensor | None]]:
+        ids, keep = self._windows.ids, self._windows.keep
+        for start in range(0, ids.shape[0], self._batch_size):
+            rows = slice(start, start + self._batch_size)
+            yield ids[rows], None if keep is None else keep[rows]
+
+    def _count(self) -> int:
+        return -(-self._windows.ids.shape[0] // self._batch_size)
+
+    def _place(self, model: nn.Module, names: Iterable[str]) -> None:
+        self._assign(model, {name: self._checkpoint.read(name) for name in names})
+
+    def _assign(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        for name, tensor in weights.items():
+            path, _, leaf = module_name(self._model, name).rpartition(".")
+            owner = model.get_submodule(path)
+            moved = tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
+            if leaf in owner._parameters:
+                setattr(owner, leaf, nn.Parameter(moved, requires_grad=False))
+            elif leaf in owner._buffers:
+                owner._buffers[leaf] = moved
+            else:
+                raise InputError(name, "has no place in this architecture", "check config.json against the checkpoint")
+
+    def _linears(self, prefix: str, weights: Mapping[str, Tensor]) -> dict[str, nn.Module]:
+        found: dict[str, nn.Module] = {}
+        for name, tensor in weights.items():
+            if name.startswith(prefix) and self._facts.is_linear(name, tuple(tensor.shape)):
+                module = self._model.get_submodule(module_name(self._model, name).removesuffix(".weight"))
+                if isinstance(module, nn.Linear):
+                    found[name.removesuffix(".weight")] = module
+        return found
+
+    def _find_stages(self, block: Block, prefix: str) -> list[Stage]:
+        """Which linears share an input, found by looking once a kind of block: a run that notes the input of each."""
+        if self._facts.experts or not self._batches:
+            return [(name,) for name in block.linears]
+        inner = tuple(name.removeprefix(prefix) for name in block.linears)
+        if inner not in self._stages:
+            found = _group_by_input(block, lambda: self._forward(block, self._batches[0]))
+            self._stages[inner] = [tuple(name.removeprefix(prefix) for name in stage) for stage in found]
+        return [tuple(prefix + name for name in stage) for stage in self._stages[inner]]
+
+
+def _recorder(recorded: list[tuple[Tensor, dict[str, Any]]]) -> Callable[..., Tensor]:
+    def record(hidden_states: Tensor, **arguments: Any) -> Tensor:
+        recorded.append((hidden_states, arguments))
+        return hidden_states
+
+    return record
+
+
+def _group_by_input(block: Block, run: Callable[[], Tensor]) -> list[list[str]]:
+    """Names of the linears that `run` reaches, in order; neighbours that are handed the same tensor form a group."""
+    seen: list[tuple[str, Tensor]] = []
+
+    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _module, args: seen.append((name, args[0]))
+
+    hooks = [module.register_forward_pre_hook(note(name)) for name, module in block.linears.items()]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    groups: list[list[str]] = []
+    for number, (name, x) in enumerate(seen):
+        if number and x is seen[number - 1][1]:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return groups
+
+
+def _block_runner(module: nn.Module, number: int) -> Callable[..., Tensor]:
+    def run(hidden: Tensor, arguments: list[dict[str, Any]]) -> Tensor:
+        result = module(hidden, **arguments[number])
+        return result[0] if isinstance(result, tuple) else result
+
+    return run
+
+
+def _observer(
+    stats: Stats, fields: frozenset[Field], keep: list[Tensor | None]
+) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def observe(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        mask = keep[0]
+        fits = mask is not None and args[0].shape[:-1] == mask.shape
+        stats.add(args[0], fields, mask.to(args[0].device) if fits and mask is not None else None)
+
+    return observe
+
+
+def _call(function: Callable[[Block, _Batch], Tensor], block: Block, batch: _Batch) -> Callable[[], Tensor]:
+    return lambda: function(block, batch)

@@ -1,0 +1,66 @@
+"""The tokenizer of a model directory: loading it offline, telling two apart, text to ids.
+
+One place for the rules about special tokens, because a perplexity changes when they do: nothing else in the package
+calls a tokenizer on plain text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..formats.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(directory: Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer in a model directory, without a connection. Raises InputError when there is none that loads."""
+    from transformers import AutoTokenizer
+
+    if not any(directory.glob("tokenizer*")) and not any(directory.glob("vocab*")):
+        raise InputError(str(directory), "it holds no tokenizer", "copy the model's tokenizer files into it")
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        raise InputError(
+            str(directory), f"its tokenizer does not load ({error})", "copy the model's tokenizer files anew"
+        ) from error
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash of what ids stand for: every token with its id, and the ids of the special ones.
+
+    The same for a copy of the files, for another version of the library, and for a re-saved tokenizer.
+    """
+    content = [sorted(tokenizer.get_vocab().items()), tokenizer.bos_token_id, tokenizer.eos_token_id]
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor:
+    """Ids (int64 [tokens]) of one text; `special` adds what the tokenizer adds by itself, such as a BOS."""
+    ids = tokenizer(text, add_special_tokens=special, return_attention_mask=False, verbose=False)["input_ids"]
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def encode_all(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
+    """Ids of each text on its own, with the special tokens that the tokenizer adds by itself."""
+    return tokenizer(list(texts), return_attention_mask=False, verbose=False)["input_ids"]
+
+
+def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer puts its BOS token in front of a text by itself."""
+    ids = tokenizer("a", return_attention_mask=False)["input_ids"]
+    return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+
+
+def ids_sha256(ids: Tensor) -> str:
+    """Hash of a sequence of ids, as little-endian int64."""
+    return hashlib.sha256(ids.to(torch.int64).contiguous().numpy().astype("<i8").tobytes()).hexdigest()

@@ -1,0 +1,98 @@
+"""From a recipe's method names to functions with their settings: any number of transforms, then one rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...calibration.statistics import Field
+from ...formats.errors import InputError, nearest
+from ...formats.scheme import Scheme
+from ...quantizers.method import Rounding, Transformation
+from ...quantizers.registry import ROUNDINGS, TRANSFORMS
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The transforms in order and the rounding, each with its settings filled in."""
+
+    transforms: tuple[tuple[Transformation, Mapping[str, Any]], ...]
+    rounding: Rounding
+    options: Mapping[str, Any]
+
+    @property
+    def transform_fields(self) -> frozenset[Field]:
+        """Statistics that the transforms look at."""
+        return frozenset().union(*(transform.needs for transform, _ in self.transforms))
+
+    @property
+    def rounding_fields(self) -> frozenset[Field]:
+        """Statistics that the rounding looks at."""
+        return self.rounding.fields(self.options)
+
+    def label(self) -> str:
+        """The names, joined as on the command line."""
+        return ",".join([transform.name for transform, _ in self.transforms] + [self.rounding.name])
+
+
+def chain(recipe: Recipe) -> Chain:
+    """Look the recipe's methods up. Raises InputError for unknown names, a wrong order, unknown settings."""
+    names = recipe.methods
+    if not names:
+        raise InputError("--method", "names no method", "use one of " + ", ".join([*TRANSFORMS, *ROUNDINGS]))
+    for name in names:
+        if name not in ROUNDINGS and name not in TRANSFORMS:
+            raise InputError(f"--method {name}", "no method has this name", nearest(name, [*TRANSFORMS, *ROUNDINGS]))
+    for name in names[:-1]:
+        if name in ROUNDINGS:
+            raise InputError(f"--method {recipe.method}", f"{name} rounds and must come last", "put transforms first")
+    for name in recipe.options:
+        if name not in names:
+            raise InputError(f"options: {name}", "is not a method of this recipe", nearest(str(name), names))
+    transforms = [name for name in names if name in TRANSFORMS]
+    if len(set(transforms)) != len(transforms):
+        raise InputError(f"--method {recipe.method}", "names a transform twice", "name each once")
+    last = TRANSFORMS[transforms[-1]] if transforms else None
+    if names[-1] in ROUNDINGS:
+        rounding, defaults = ROUNDINGS[names[-1]], {}
+    elif last is not None:
+        rounding, defaults = ROUNDINGS[last.rounding], dict(last.rounding_options)
+    else:
+        raise InputError(f"--method {recipe.method}", "has no rounding", "add rtn at the end")
+    given = dict(recipe.options.get(rounding.name, {}))
+    if recipe.scale_rule is not None:
+        if "scale_rule" not in rounding.options:
+            raise InputError("--scale-rule", f"{rounding.name} has no choice of scales", "leave it out")
+        given["scale_rule"] = recipe.scale_rule
+    return Chain(
+        tuple((TRANSFORMS[name], _filled(TRANSFORMS[name], recipe.options.get(name, {}), {})) for name in transforms),
+        rounding,
+        _filled(rounding, given, defaults),
+    )
+
+
+def _filled(
+    method: Rounding | Transformation, given: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    for key in given:
+        if key not in method.options:
+            raise InputError(f"options: {method.name}: {key}", "no setting has this name", nearest(key, method.options))
+    return {**method.options, **defaults, **given}
+
+
+def check_fit(methods: Chain, schemes: set[Scheme]) -> None:
+    """Raise InputError when a method of the chain does not work on one of the schemes."""
+    for method in [transform for transform, _ in methods.transforms] + [methods.rounding]:
+        for scheme in schemes:
+            reason = method.misfit(scheme)
+            if reason:
+                raise InputError(f"--method {method.name}", f"does not fit {scheme.name}: {reason}", "choose another")
+
+
+def fields_wanted(methods: Chain, schemes: set[Scheme]) -> frozenset[Field]:
+    """Every statistic that the run needs; empty when nothing has to be calibrated."""
+    static = any(scheme.activation is not None and not scheme.activation.dynamic for scheme in schemes)
+    extra: frozenset[Field] = frozenset({"abs_max"}) if static else frozenset()
+    return methods.transform_fields | methods.rounding_fields | extra

@@ -1,0 +1,165 @@
+"""What a run is asked to do: one object, whether it came from flags, a YAML file or Python.
+
+A recipe is plain data and its dictionary form is what the report, the journal and the model card show, so a run can be
+repeated from any of them. Unknown keys are refused with the nearest known one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...formats.errors import InputError, nearest
+from ...formats.scheme import Scheme, scheme
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Another scheme for the linears that `target` matches; rules are tried in order before the recipe's own scheme."""
+
+    target: str
+    scheme: str
+    group_size: int | str | None = None
+    symmetric: bool | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the bytes of an output, apart from the model, the machine and the versions.
+
+    `method` is a comma separated list: any number of transforms, then one rounding. `group_size` is a number, "channel",
+    "auto" (the largest of 128, 64, 32 that divides each layer, else channel) or None for the scheme's own. Patterns are
+    a checkpoint name, a glob, or `re:` and a regular expression. `dataset` None means that nothing is calibrated unless
+    a method or scheme needs it, and then the embedded text is used.
+    """
+
+    scheme: str = "W4A16"
+    method: str = "rtn"
+    group_size: int | str | None = None
+    symmetric: bool | None = None
+    scale_rule: str | None = None
+    targets: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    lm_head: str | None = None
+    rules: tuple[Rule, ...] = ()
+    dataset: str | None = None
+    num_samples: int = 128
+    seq_len: int = 512
+    batch_size: int = 8
+    seed: int = 0
+    dtype: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "seq_len", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)}", "must be at least 1", "give a positive number")
+        check_group_size(self.group_size)
+        scheme(self.scheme)
+        for rule in self.rules:
+            scheme(rule.scheme)
+            check_group_size(rule.group_size)
+        if self.lm_head is not None:
+            scheme(self.lm_head)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The method names in order, lower case."""
+        return tuple(part.strip().lower() for part in self.method.split(",") if part.strip())
+
+    def base_scheme(self) -> tuple[Scheme, int | str | None]:
+        """The scheme of every linear without a rule, and the group size asked for."""
+        return resolved(self.scheme, self.symmetric), self.group_size
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form; `from_dict` of it is an equal recipe."""
+        data = asdict(self)
+        data.update(targets=list(self.targets), ignore=list(self.ignore), rules=[asdict(rule) for rule in self.rules])
+        data["options"] = dict(self.options)
+        return data
+
+
+def resolved(name: str, symmetric: bool | None) -> Scheme:
+    """The preset with the symmetry asked for."""
+    row = scheme(name)
+    return row if symmetric is None else row.with_symmetry(symmetric)
+
+
+def check_group_size(value: int | str | None) -> None:
+    """Raise InputError unless `value` is a positive number, "channel", "auto" or None."""
+    if value in (None, "channel", "auto") or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return
+    raise InputError(f"--group-size {value}", "is not a group size", "give a positive number, channel or auto")
+
+
+def from_dict(data: Mapping[str, Any], origin: str = "recipe") -> Recipe:
+    """A recipe from its dictionary form (a YAML file, a report). Raises InputError for unknown keys and wrong types."""
+    if not isinstance(data, Mapping):
+        raise InputError(origin, "is not a mapping of keys to values", "write lines such as 'scheme: W4A16'")
+    checked = _checked(data, Recipe, origin)
+    rules = checked.get("rules", ())
+    if isinstance(rules, str) or not isinstance(rules, Sequence):
+        raise InputError(f"{origin}: rules", "is not a list", "write one '- target: … scheme: …' entry a rule")
+    checked["rules"] = tuple(rule if isinstance(rule, Rule) else _rule(rule, origin) for rule in rules)
+    for name in ("targets", "ignore"):
+        value = checked.get(name, ())
+        checked[name] = (value,) if isinstance(value, str) else tuple(value)
+    return Recipe(**checked)
+
+
+def _rule(data: Any, origin: str) -> Rule:
+    if not isinstance(data, Mapping):
+        raise InputError(f"{origin}: rules", "an entry is not a mapping", "write 'target:' and 'scheme:' in each")
+    checked = _checked(data, Rule, f"{origin}: rules")
+    for name in ("target", "scheme"):
+        if name not in checked:
+            raise InputError(f"{origin}: rules", f"an entry has no {name}", f"add '{name}:' to it")
+    return Rule(**checked)
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("scheme", "method", "scale_rule", "lm_head", "dataset", "dtype", "target"), (str,)),
+    **dict.fromkeys(("num_samples", "seq_len", "batch_size", "seed"), (int,)),
+    "symmetric": (bool,),
+    "group_size": (int, str),
+    "targets": (list, tuple, str),
+    "ignore": (list, tuple, str),
+    "options": (dict,),
+}
+
+
+def _checked(data: Mapping[str, Any], kind: type, origin: str) -> dict[str, Any]:
+    known = [item.name for item in fields(kind)]
+    checked: dict[str, Any] = {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise InputError(f"{origin}: {key}", "no recipe key has this name", nearest(str(key), known))
+        types = _TYPES.get(name)
+        if value is not None and types and (not isinstance(value, types) or (isinstance(value, bool) != (bool in types))):
+            wanted = " or ".join(kind.__name__ for kind in types)
+            raise InputError(f"{origin}: {key}", f"{value!r} is not a {wanted}", "correct the value")
+        checked[name] = value
+    return {name: value for name, value in checked.items() if value is not None}
+
+
+def load(path: Path) -> Recipe:
+    """The recipe in a YAML file. Raises InputError for a file that is missing, not YAML or not a recipe."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--recipe {path}", f"cannot be read ({error.strerror})", "give a readable file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        cause = str(error).replace("\n", " ")
+        raise InputError(f"--recipe {path}", f"is not valid YAML ({cause})", "correct the file") from error
+    return from_dict({} if data is None else data, f"--recipe {path}")
+
+
+def override(recipe: Recipe, given: Mapping[str, Any]) -> Recipe:
+    """The recipe with the settings that were given on the command line (None means not given)."""
+    changes = {name: value for name, value in given.items() if value is not None and value != ()}
+    return replace(recipe, **changes)

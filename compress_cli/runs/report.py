@@ -1,0 +1,207 @@
+"""What a run leaves behind for people and machines: the report, the per-layer table, the model card.
+
+`compress_report.json` holds only what the same run gives again, byte for byte; time, memory and host go to `run.json`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import platform
+import resource
+import shlex
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ... import __version__
+from .plan import Plan
+from .recipe import Recipe
+
+REPORT, RUN, TABLE, CARD = "compress_report.json", "run.json", "compress_layers.csv", "README.md"
+REPORTED_PACKAGES = ("torch", "transformers", "safetensors", "tokenizers")
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One quantised linear as the report shows it.
+
+    `weight_error` is ‖W−Ŵ‖/‖W‖ of the weight that was rounded; `output_error` the relative root mean square error of the
+    layer's output on the calibration text, null without calibration. `transformed` says that a transform rescaled the
+    weight first, so that it no longer equals the source's.
+    """
+
+    name: str
+    scheme: str
+    method: str
+    group_size: int | None
+    bits_per_weight: float
+    bytes: int
+    weight_error: float
+    output_error: float | None = None
+    transformed: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """The report of a quantise run; `run` (time, memory, host) is kept apart from what is reproducible."""
+
+    command: str
+    recipe: Recipe
+    source_sha256: str
+    dataset: dict[str, Any] | None
+    layers: list[LayerRow]
+    tensors: dict[str, dict[str, Any]]
+    totals: dict[str, Any]
+    versions: dict[str, str]
+    warnings: list[str]
+    files: dict[str, str] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+
+    def stable(self) -> dict[str, Any]:
+        """The dictionary of `compress_report.json`."""
+        data = asdict(self)
+        data["recipe"] = self.recipe.as_dict()
+        del data["run"]
+        return data
+
+    def full(self) -> dict[str, Any]:
+        """Report and run together, as `quantize --json` prints them."""
+        data = self.stable()
+        data["totals"] = {**self.totals, **{key: self.run.get(key) for key in ("seconds", "peak_memory_bytes")}}
+        data["run"] = self.run
+        return data
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that may change a result."""
+    found = {"compress": __version__, "python": platform.python_version()}
+    for package in REPORTED_PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident set of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if platform.system() == "Darwin" else peak * 1024
+
+
+def run_facts(started: datetime, device: str) -> dict[str, Any]:
+    """What belongs to this one run: when, where, how long, how much memory."""
+    finished = datetime.now(timezone.utc)
+    return {
+        "started": started.isoformat(timespec="seconds"),
+        "finished": finished.isoformat(timespec="seconds"),
+        "seconds": round((finished - started).total_seconds(), 3),
+        "peak_memory_bytes": peak_memory_bytes(),
+        "device": device,
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+    }
+
+
+def totals(plan: Plan) -> dict[str, Any]:
+    """Sizes before and after; bits per weight of the packed linears and of every stored parameter."""
+    before = sum(info.nbytes for info in plan.checkpoint.tensors.values())
+    after = sum(_nbytes(spec) for spec in plan.tensors.values())
+    packed_weights = sum(layer.weights for layer in plan.quantized)
+    parameters = sum(_count(info.shape) for info in plan.checkpoint.tensors.values())
+    return {
+        "bytes_before": before,
+        "bytes_after": after,
+        "bits_per_weight": 8 * sum(layer.bytes_after for layer in plan.quantized) / packed_weights,
+        "bits_per_weight_model": 8 * after / parameters,
+        "packed_layers": len(plan.quantized),
+    }
+
+
+def _count(shape: Sequence[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def _nbytes(spec: tuple[Any, tuple[int, ...]]) -> int:
+    return spec[0].itemsize * _count(spec[1])
+
+
+def command_line(model: str, recipe: Recipe) -> str:
+    """The command that makes this output again, with OUT for the place it is written to."""
+    words = ["compress", "quantize", model, "-o", "OUT"]
+    plain = Recipe()
+    flags = {
+        "scheme": "--scheme",
+        "method": "--method",
+        "group_size": "--group-size",
+        "scale_rule": "--scale-rule",
+        "lm_head": "--lm-head",
+        "dataset": "--dataset",
+        "num_samples": "--num-samples",
+        "seq_len": "--seq-len",
+        "batch_size": "--batch-size",
+        "seed": "--seed",
+        "dtype": "--dtype",
+    }
+    for name, flag in flags.items():
+        value = getattr(recipe, name)
+        if value is not None and (name in ("scheme", "method") or value != getattr(plain, name)):
+            words += [flag, str(value)]
+    if recipe.symmetric is not None:
+        words.append("--sym" if recipe.symmetric else "--asym")
+    for flag, patterns in (("--target", recipe.targets), ("--ignore", recipe.ignore)):
+        for pattern in patterns:
+            words += [flag, pattern]
+    return shlex.join(words) + (" --recipe RECIPE" if recipe.rules or recipe.options else "")
+
+
+def to_csv(rows: Sequence[LayerRow]) -> str:
+    """The per-layer table as CSV."""
+    out = io.StringIO()
+    columns = ("name", "scheme", "method", "group_size", "bits_per_weight", "bytes", "weight_error", "output_error")
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(["" if getattr(row, column) is None else getattr(row, column) for column in columns])
+    return out.getvalue()
+
+
+def model_card(report: Report, model: str) -> str:
+    """README.md of the output: what it is, how it was made, how to load it."""
+    total = report.totals
+    data = report.dataset
+    calibrated = f"{data['tokens']:,} tokens of {data['name']}" if data else "none"
+    return f"""---
+base_model: {model}
+library_name: transformers
+tags: [compress, quantized]
+---
+# {model}, {report.recipe.scheme}
+
+Quantised with `compress` {report.versions['compress']}:
+
+```
+{report.command}
+```
+
+| | |
+|---|---|
+| scheme, method | {report.recipe.scheme}, {report.recipe.method} |
+| tensors before | {total['bytes_before']:,} bytes |
+| tensors after | {total['bytes_after']:,} bytes |
+| bits per weight, packed linears | {total['bits_per_weight']:.3f} |
+| bits per weight, whole model | {total['bits_per_weight_model']:.3f} |
+| calibration | {calibrated} |
+| source sha256 | `{report.source_sha256}` |
+
+Load it with `compress_llm.load(directory)`, or with transformers, vLLM or SGLang through `compressed-tensors`. Every layer
+is listed in `{TABLE}`, every setting and hash in `{REPORT}`. Check it with `compress verify`.
+"""

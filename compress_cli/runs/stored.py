@@ -1,0 +1,106 @@
+"""Which linears of a model directory are stored packed, and under which scheme: what `inspect` and `verify` start from.
+
+Headers and `quantization_config` only; any directory in a layout of compressed-tensors will do, ours or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...formats.architectures import architecture
+from ...formats.checkpoint import Checkpoint, TensorInfo
+from ...formats.errors import InputError
+from ...formats.packings import packing
+from ...formats.quantization_config import parse
+from ...formats.rounded import Rounded
+from ...formats.scheme import Scheme
+
+SCALE = "weight_scale"  # every packing stores one, and nothing else is called so
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One packed linear: its scheme, (out, in), and its tensors by suffix."""
+
+    name: str
+    scheme: Scheme
+    shape: tuple[int, int]
+    tensors: Mapping[str, TensorInfo]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything that is stored for this weight, its bias apart."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Stored bits over number of weights, scales and zero points included."""
+        return 8 * self.nbytes / math.prod(self.shape)
+
+    def read(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """The tensors themselves, by suffix."""
+        return {suffix: checkpoint.read(info.name) for suffix, info in self.tensors.items()}
+
+    def unpack(self, tensors: Mapping[str, Tensor]) -> Rounded:
+        """What `tensors` stand for by the decoder of `formats`. Raises InputError for what does not fit the scheme."""
+        return packing(self.scheme).unpack(tensors, self.scheme, self.shape)
+
+
+def schemes(checkpoint: Checkpoint) -> dict[str, Scheme]:
+    """Linear name -> scheme, as config.json says. Raises InputError for a quantisation that is not read here."""
+    if checkpoint.quantization is None:
+        return {}
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    facts = architecture(checkpoint.config, shapes)
+    plain = {name for name, shape in shapes.items() if facts.is_linear(name, shape) or name == f"{facts.head}.weight"}
+    linears = {name.removesuffix(".weight") for name in plain} | scaled(checkpoint)
+    return parse(checkpoint.quantization, sorted(linears))
+
+
+def scaled(checkpoint: Checkpoint) -> set[str]:
+    """Names of the modules that have a scale stored beside their weight."""
+    suffix = f".{SCALE}"
+    return {name.removesuffix(suffix) for name in checkpoint.tensors if name.endswith(suffix)}
+
+
+def packed_linear(checkpoint: Checkpoint, name: str, scheme: Scheme) -> Packed:
+    """Linear `name` as it is stored. Raises InputError when tensors of it are missing or do not fit the scheme."""
+    stored = {
+        full.removeprefix(f"{name}."): info
+        for full, info in checkpoint.tensors.items()
+        if full.rpartition(".")[0] == name and not full.endswith(".bias")
+    }
+    if SCALE not in stored:
+        raise InputError(f"{name}.{SCALE}", f"is missing, while config.json says {scheme.name}", "use a whole copy")
+    return Packed(name, scheme, _shape(checkpoint, name, scheme, stored), stored)
+
+
+def _shape(checkpoint: Checkpoint, name: str, scheme: Scheme, stored: Mapping[str, TensorInfo]) -> tuple[int, int]:
+    """(out, in): as a tensor says, else as many codes as the stored bits hold."""
+    if "weight_shape" in stored:
+        said = checkpoint.read(f"{name}.weight_shape")
+        if said.shape != (2,) or said.dtype.is_floating_point or int(said.min()) < 1:
+            raise InputError(f"{name}.weight_shape", f"{said.tolist()} is no shape of a weight", "use a whole copy")
+        return int(said[0]), int(said[1])
+    weight = stored.get("weight") or stored.get("weight_packed")
+    if weight is None or len(weight.shape) != 2:
+        raise InputError(f"{name}.weight", "is missing or no matrix", "use a whole copy")
+    codes_per_element = 8 * weight.dtype.itemsize // scheme.grid.bits
+    return weight.shape[0], weight.shape[1] * codes_per_element
+
+
+def rows_at_a_time(columns: int, elements: int = 1 << 22) -> int:
+    """How many rows of `columns` to work on together, so that temporaries stay near `elements` numbers."""
+    return max(1, elements // max(1, columns))
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or Inf; true for integers."""
+    if not tensor.is_floating_point():
+        return True
+    return bool(torch.isfinite(tensor.float() if tensor.dtype.itemsize == 1 else tensor).all())

@@ -1,0 +1,49 @@
+"""compressed-tensors' `int-quantized`: plain int8 codes, for schemes that quantise the inputs too.
+
+| tensor | dtype, shape | what |
+|---|---|---|
+| `weight` | int8 [out, in] | two's complement codes |
+| `weight_scale` | scale dtype [out, 1] | weight = code · scale |
+| `input_scale` | scale dtype [1] | static activations only: input = code · scale |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .layout import Layout, check_read, held_to, layout_of, scale_layout, scale_tensors, stored_scale_dtype
+from .rounded import QParams, Rounded
+from .scheme import Scheme
+
+
+class IntQuantized:
+    """The packing of W8A8, with activation scales found while running or stored."""
+
+    name = "int-quantized"
+
+    def layout(self, scheme: Scheme, out_features: int, in_features: int, scale_dtype: torch.dtype) -> Layout:
+        """Suffix -> dtype and shape. Raises ValueError for a scheme with zero points: they have no place here."""
+        if not scheme.symmetric:
+            raise ValueError(f"{scheme.name} has zero points, which {self.name} does not store")
+        layout: Layout = {"weight": (torch.int8, (out_features, in_features))}
+        layout.update(scale_layout(scheme, out_features, in_features, scale_dtype))
+        return layout
+
+    def pack(self, rounded: Rounded) -> dict[str, Tensor]:
+        """The tensors of `layout`, contiguous; they may share memory with `rounded`.
+
+        Raises ValueError when codes or scales are not what Rounded promises.
+        """
+        tensors = {"weight": rounded.codes.contiguous(), **scale_tensors(rounded)}
+        return held_to(tensors, self.layout(*layout_of(rounded)))
+
+    def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Rounded:
+        """The weight that `pack` was given. `tensors` holds the suffixes of `layout` and no others.
+
+        Raises InputError naming the suffix that is missing, unexpected, or of another dtype or shape.
+        """
+        check_read(tensors, self.layout(scheme, *shape, stored_scale_dtype(tensors)))
+        return Rounded(scheme, tensors["weight"], QParams(tensors["weight_scale"]), tensors.get("input_scale"))

@@ -1,0 +1,68 @@
+"""compressed-tensors' `pack-quantized`: integer codes packed densely into 32-bit words, for weight-only schemes.
+
+| tensor | dtype, shape | what |
+|---|---|---|
+| `weight_packed` | int32 [out, ceil(in·bits/32)] | codes along the inputs, lowest bits first, offset 2^(bits-1) |
+| `weight_scale` | scale dtype [out, groups] | weight = (code - zero) · scale |
+| `weight_zero_point` | int32 [ceil(out·bits/32), groups] | if asymmetric: as the codes, but packed along the outputs |
+| `weight_shape` | int64 [2] | out, in: the words do not tell how many codes the last one holds |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from .bits import pack_rows, unpack_rows, words
+from .errors import InputError
+from .layout import Layout, check_read, held_to, layout_of, scale_layout, scale_tensors, stored_scale_dtype
+from .rounded import QParams, Rounded
+from .scheme import Scheme
+
+
+class PackQuantized:
+    """The packing of INT4 and INT8 weight-only schemes, symmetric and asymmetric."""
+
+    name = "pack-quantized"
+
+    def layout(self, scheme: Scheme, out_features: int, in_features: int, scale_dtype: torch.dtype) -> Layout:
+        """Suffix -> dtype and shape. Raises InputError when the group size does not divide `in_features`."""
+        bits = scheme.grid.bits
+        layout: Layout = {"weight_packed": (torch.int32, (out_features, words(in_features, bits)))}
+        layout.update(scale_layout(scheme, out_features, in_features, scale_dtype))
+        if not scheme.symmetric:
+            layout["weight_zero_point"] = (torch.int32, (words(out_features, bits), scheme.groups(in_features)))
+        layout["weight_shape"] = (torch.int64, (2,))
+        return layout
+
+    def pack(self, rounded: Rounded) -> dict[str, Tensor]:
+        """The tensors of `layout`, contiguous, on the device of the codes.
+
+        Raises ValueError when codes, scales or zero points are not what Rounded promises.
+        """
+        bits, zero = rounded.scheme.grid.bits, rounded.params.zero
+        tensors = {"weight_packed": pack_rows(rounded.codes, bits), **scale_tensors(rounded)}
+        if zero is not None:
+            tensors["weight_zero_point"] = pack_rows(zero.T, bits).T.contiguous()
+        tensors["weight_shape"] = torch.tensor(rounded.shape, dtype=torch.int64, device=rounded.codes.device)
+        return held_to(tensors, self.layout(*layout_of(rounded)))
+
+    def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Rounded:
+        """The weight that `pack` was given. `tensors` holds the suffixes of `layout` and no others.
+
+        Raises InputError naming the suffix that is missing, unexpected, of another dtype or shape, or at odds with
+        `shape`.
+        """
+        out_features, in_features = shape
+        check_read(tensors, self.layout(scheme, out_features, in_features, stored_scale_dtype(tensors)))
+        stored = tensors["weight_shape"].tolist()
+        if stored != [out_features, in_features]:
+            cause = f"says {stored} for a weight of {[out_features, in_features]}"
+            raise InputError("weight_shape", cause, "use a checkpoint whose tensors fit its config.json")
+        bits, zero = scheme.grid.bits, None
+        if not scheme.symmetric:
+            zero = unpack_rows(tensors["weight_zero_point"].T, bits, out_features).T.contiguous()
+        codes = unpack_rows(tensors["weight_packed"], bits, in_features)
+        return Rounded(scheme, codes, QParams(tensors["weight_scale"], zero), tensors.get("input_scale"))

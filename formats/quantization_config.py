@@ -1,0 +1,202 @@
+"""`quantization_config`, the part of config.json that tells every engine which linear is stored under which scheme.
+
+Written as compressed-tensors writes it, so that transformers, vLLM and SGLang read it without this package. Reading is
+strict: whatever would change a number and is not understood here is refused, never skipped. A scheme is recognised by
+building its arguments and comparing, so a row of the scheme table that can be written can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
+
+from . import targets
+from .errors import InputError, nearest
+from .grids import Grid, IntGrid
+from .packings import PACKINGS
+from .scheme import SCHEMES, Activation, Scheme
+
+METHOD = "compressed-tensors"
+MIXED = "mixed-precision"
+LAYOUT_VERSION = "0.20.1"
+"""The release of compressed-tensors whose layouts these are."""
+
+_READABLE_ORDERS = (None, False, "static", "weight")
+_DECISIVE = ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic")
+_SOURCE = "quantization_config"
+_AS_WRITTEN = "use a config.json as compressed-tensors writes it"
+
+
+def build(
+    schemes: Mapping[str, Scheme], ignored: Sequence[str], actorder: Literal["static"] | None = None
+) -> dict[str, object]:
+    """The `quantization_config` of a model whose linears (by checkpoint module name) are stored under `schemes`.
+
+    `ignored` names every linear that stays as it was. `actorder` "static" tells that groups were rounded in the order
+    of their activations; it is for people, no decoder needs it. One scheme for all is one group with the target
+    Linear; several are one group each, told apart by exact names and patterns. Raises InputError when `schemes` is
+    empty, or names a linear that is also ignored.
+    """
+    if not schemes:
+        raise InputError("--ignore", "leaves nothing to quantise", "ignore fewer layers")
+    both = sorted(set(schemes) & set(ignored))
+    if both:
+        raise InputError(both[0], "is both quantised and ignored", "take it off one of the two lists")
+    members: dict[Scheme, list[str]] = {}
+    for name, scheme in schemes.items():
+        members.setdefault(scheme, []).append(name)
+    named = [[targets.LINEAR]] if len(members) == 1 else targets.written(list(members.values()), ignored)
+    formats = {scheme.packing for scheme in members}
+    return {
+        "quant_method": METHOD,
+        "quantization_status": "compressed",
+        "format": formats.pop() if len(formats) == 1 else MIXED,
+        "config_groups": {
+            f"group_{index}": _group(scheme, names, actorder)
+            for index, (scheme, names) in enumerate(zip(members, named, strict=True))
+        },
+        "ignore": list(ignored),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": LAYOUT_VERSION,
+    }
+
+
+def _group(scheme: Scheme, names: list[str], actorder: str | None) -> dict[str, object]:
+    weights = _weight_arguments(scheme)
+    if actorder is not None and scheme.strategy == "group":
+        weights["actorder"] = actorder
+    return {
+        "targets": names,
+        "format": scheme.packing,
+        "weights": weights,
+        "input_activations": None if scheme.activation is None else _activation_arguments(scheme.activation),
+        "output_activations": None,
+    }
+
+
+def _weight_arguments(scheme: Scheme) -> dict[str, object]:
+    arguments: dict[str, object] = {
+        **_number(scheme.grid),
+        "symmetric": scheme.symmetric,
+        "strategy": scheme.strategy,
+        "group_size": scheme.group_size,
+        "dynamic": False,
+    }
+    if not scheme.symmetric:
+        arguments["zp_dtype"] = "torch.int8"
+    return arguments
+
+
+def _activation_arguments(activation: Activation) -> dict[str, object]:
+    return {
+        **_number(activation.grid),
+        "symmetric": True,
+        "strategy": activation.granularity,
+        "group_size": None,
+        "dynamic": activation.dynamic,
+    }
+
+
+def _number(grid: Grid) -> dict[str, object]:
+    return {"num_bits": grid.bits, "type": "int" if isinstance(grid, IntGrid) else "float"}
+
+
+def parse(config: Mapping[str, object], linears: Iterable[str]) -> dict[str, Scheme]:
+    """Which of `linears` (checkpoint module names) is stored under which scheme; those left out are stored plain.
+
+    `config` is the `quantization_config` mapping itself. Raises InputError for another quantisation method, a format or
+    arguments that no scheme of the table has, and for anything else that would change the decoded numbers: quantised
+    key-value caches or outputs, online transforms, sparsity, columns stored in another order.
+    """
+    method = config.get("quant_method")
+    if method != METHOD:
+        cause = f"'{method}' checkpoints are not read"
+        raise InputError(f"{_SOURCE} quant_method", cause, f"use a {METHOD} one, or the unquantised original")
+    _refuse_extras(config)
+    groups = _mapping(config.get("config_groups"), "config_groups")
+    by_target: dict[str, Scheme] = {}
+    for key, group in groups.items():
+        place = f"config_groups.{key}"
+        content = _mapping(group, place)
+        scheme = _scheme(content, content.get("format") or config.get("format"), place)
+        by_target.update(dict.fromkeys(_strings(content.get("targets"), f"{place}.targets"), scheme))
+    ignored = config.get("ignore")
+    return targets.matched(by_target, [] if ignored is None else _strings(ignored, "ignore"), linears)
+
+
+def _refuse_extras(config: Mapping[str, object]) -> None:
+    status = config.get("quantization_status", "compressed")
+    if status != "compressed":
+        cause = f"is '{status}', so the weights are not stored as codes"
+        raise InputError(f"{_SOURCE} quantization_status", cause, "save the checkpoint compressed")
+    for key in ("kv_cache_scheme", "sparsity_config", "transform_config", "moe_sparsity_config"):
+        if not _is_empty(config.get(key)):
+            fix = f"use a checkpoint without {key}"
+            raise InputError(f"{_SOURCE} {key}", "asks for something that is not read", fix)
+
+
+def _is_empty(value: object) -> bool:
+    """Whether nothing is asked for: absent, empty, a dense sparsity, or a mapping of empty mappings."""
+    if isinstance(value, Mapping):
+        return value.get("format") == "dense" or all(_is_empty(part) for part in value.values())
+    return value is None or value == []
+
+
+def _scheme(group: Mapping[str, object], layout: object, place: str) -> Scheme:
+    """The scheme that a config group describes."""
+    if not isinstance(layout, str) or layout not in PACKINGS:
+        raise InputError(f"{_SOURCE} {place}.format", f"'{layout}' is not read", nearest(str(layout), PACKINGS))
+    if group.get("output_activations") is not None:
+        raise InputError(f"{_SOURCE} {place}.output_activations", "is not read", "use a checkpoint without it")
+    weights = _mapping(group.get("weights"), f"{place}.weights")
+    if weights.get("actorder") not in _READABLE_ORDERS:
+        cause = f"'{weights.get('actorder')}' stores columns in another order, which is not read"
+        raise InputError(f"{_SOURCE} {place}.weights.actorder", cause, "use a checkpoint with static order or none")
+    inputs = group.get("input_activations")
+    wanted_inputs = None if inputs is None else _decisive(_mapping(inputs, f"{place}.input_activations"))
+    wanted = _decisive(weights)
+    for row in _candidates(layout, wanted):
+        activation = None if row.activation is None else _activation_arguments(row.activation)
+        if _decisive(_weight_arguments(row)) == wanted and activation == wanted_inputs:
+            return row
+    cause = f"no scheme stored as {layout} has weights {wanted} and inputs {wanted_inputs}"
+    raise InputError(f"{_SOURCE} {place}", cause, "use one of " + ", ".join(SCHEMES))
+
+
+def _candidates(layout: str, wanted: Mapping[str, object]) -> Iterator[Scheme]:
+    """Rows of the table with this layout, under the group size and symmetry asked for, where they can take them."""
+    size, symmetric = wanted["group_size"], wanted["symmetric"]
+    if not (size is None or isinstance(size, int)):
+        return
+    for row in SCHEMES.values():
+        if row.packing == layout:
+            try:
+                yield row.with_group(size).with_symmetry(symmetric is not False)
+            except InputError:
+                continue
+
+
+def _decisive(arguments: Mapping[str, object]) -> dict[str, object]:
+    """The arguments that decide what codes mean, with compressed-tensors' defaults filled in."""
+    size = arguments.get("group_size")
+    strategy = arguments.get("strategy")
+    if strategy is None:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    defaults = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False}
+    filled = {**defaults, **arguments, "strategy": strategy, "group_size": None if size == -1 else size}
+    return {key: value.lower() if isinstance(value := filled[key], str) else value for key in _DECISIVE}
+
+
+def _mapping(value: object, place: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{_SOURCE} {place}", "is not a mapping", _AS_WRITTEN)
+    return value
+
+
+def _strings(value: object, place: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise InputError(f"{_SOURCE} {place}", "is not a list of names", _AS_WRITTEN)
+    return value

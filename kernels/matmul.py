@@ -1,0 +1,40 @@
+"""One door to the product with a packed weight: whatever kernel runs, this is the function that is called.
+
+Here it is the reference: decode some rows, multiply, forget them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..formats.scheme import Scheme
+from .reference import decode_rows, quantize_activation
+
+DECODED_AT_ONCE = 1 << 24
+"""Weights decoded before they are multiplied and dropped: bounds the dense copy that exists at any time."""
+
+
+def matmul(
+    x: Tensor, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int], bias: Tensor | None = None
+) -> Tensor:
+    """x · Wᵀ + bias for the packed weight (out, in) = `shape`, with the inputs quantised where `scheme` says so.
+
+    `x` [..., in] of any float dtype; weights are decoded to it, and the result [..., out] has it too. `tensors` maps
+    suffixes to tensors on the device of `x`.
+    """
+    if scheme.activation is not None:
+        x = quantize_activation(x, scheme.activation, tensors.get("input_scale"))
+    out_features, in_features = shape
+    step = max(1, DECODED_AT_ONCE // in_features)
+    if step >= out_features:
+        return functional.linear(x, decode_rows(tensors, scheme, shape, dtype=x.dtype), bias)
+    parts = []
+    for start in range(0, out_features, step):
+        stop = min(start + step, out_features)
+        weight = decode_rows(tensors, scheme, shape, start, stop, x.dtype)
+        parts.append(functional.linear(x, weight, None if bias is None else bias[start:stop]))
+    return torch.cat(parts, dim=-1)

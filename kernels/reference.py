@@ -1,0 +1,123 @@
+"""What packed tensors mean, in plain torch: the truth that every kernel is measured against.
+
+Written from the layout on disk, without the unpacking code of `formats`: each checks the other. Numbers are those of
+compressed-tensors, bit for bit, in the dtype that is computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..formats.errors import InputError, nearest
+from ..formats.scheme import Activation, Scheme
+
+WORD_BITS = 32
+Decode = Callable[[Mapping[str, Tensor], Scheme, int, slice], Tensor]
+"""(tensors by suffix, scheme, inputs, rows) to codes with zero points taken off, int32 [rows, inputs]."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How one packing is decoded, and the suffixes of the tensors that it needs."""
+
+    codes: Decode
+    suffixes: Callable[[Scheme], tuple[str, ...]]
+
+
+def decode_rows(
+    tensors: Mapping[str, Tensor],
+    scheme: Scheme,
+    shape: tuple[int, int],
+    start: int = 0,
+    stop: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Rows `start` to `stop` of the weight (out, in) = `shape` that `tensors` (suffix -> tensor) stand for.
+
+    [rows, in] in `dtype`: (code - zero) times scale in float32, where it is exact for half-precision scales, rounded
+    once. Raises InputError for a packing without a reference and for a missing tensor.
+    """
+    if scheme.packing not in REFERENCES:
+        raise InputError(f"packing {scheme.packing}", "has no reference decoder", nearest(scheme.packing, REFERENCES))
+    reference = REFERENCES[scheme.packing]
+    for suffix in reference.suffixes(scheme):
+        if suffix not in tensors:
+            raise InputError(
+                suffix, f"is missing from a weight stored as {scheme.packing}", "use a complete checkpoint"
+            )
+    out_features, in_features = shape
+    rows = slice(start, out_features if stop is None else stop)
+    scale = tensors["weight_scale"][rows]
+    codes = reference.codes(tensors, scheme, in_features, rows)
+    values = codes.to(torch.float32).view(codes.shape[0], scale.shape[1], -1) * scale.to(torch.float32).unsqueeze(-1)
+    return values.view(codes.shape).to(dtype)
+
+
+def quantize_activation(x: Tensor, activation: Activation, input_scale: Tensor | None = None) -> Tensor:
+    """`x` [..., features] as an integer engine sees it: rounded to codes and back, in the dtype of `x`.
+
+    The arithmetic is compressed-tensors', done in the dtype of `x`: scale = amax / 127.5 for int8 (half the range of
+    the grid), 0 replaced by the dtype's epsilon; code = round(clamp(x / scale)) with halves to even. Granularity
+    "token" has a scale a row of features whatever the rank of `x`; "tensor" has one, `input_scale` [1] unless it is
+    dynamic. Raises ValueError where a static activation comes without its scale.
+    """
+    if activation.dynamic:
+        per_token = activation.granularity == "token"
+        amax = x.abs().amax(dim=-1, keepdim=True) if per_token else x.abs().amax()
+        scale = amax / activation.grid.reach
+        scale = torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
+    elif input_scale is None:
+        raise ValueError("a static activation needs its input_scale")
+    else:
+        scale = input_scale.to(x.dtype)
+    codes = (x / scale).clamp_(activation.grid.lowest, activation.grid.highest).round_()
+    return codes.mul_(scale)
+
+
+def _unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
+    """The first `count` codes of each row of int32 `words`, lowest bits first, stored with the offset 2^(bits-1)."""
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
+    fields = words.unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_((1 << bits) - 1)
+    return fields.flatten(1)[:, :count] - (1 << (bits - 1))
+
+
+def _packed_codes(tensors: Mapping[str, Tensor], scheme: Scheme, in_features: int, rows: slice) -> Tensor:
+    """`pack-quantized`: words run along the inputs; those of the zero points along the outputs, a column a group."""
+    bits = scheme.grid.bits
+    codes = _unpack_words(tensors["weight_packed"][rows], bits, in_features)
+    if scheme.symmetric:
+        return codes
+    per_word = WORD_BITS // bits
+    first = rows.start // per_word
+    columns = tensors["weight_zero_point"][first : -(-rows.stop // per_word)].T
+    zeros = _unpack_words(columns, bits, rows.stop - first * per_word)[:, rows.start - first * per_word :].T
+    return (codes.view(*zeros.shape, -1) - zeros.unsqueeze(-1)).view(codes.shape)
+
+
+def _plain_codes(tensors: Mapping[str, Tensor], _scheme: Scheme, _in_features: int, rows: slice) -> Tensor:
+    """`int-quantized`: the codes themselves."""
+    return tensors["weight"][rows].to(torch.int32)
+
+
+def _packed_suffixes(scheme: Scheme) -> tuple[str, ...]:
+    return (
+        ("weight_packed", "weight_scale")
+        if scheme.symmetric
+        else ("weight_packed", "weight_scale", "weight_zero_point")
+    )
+
+
+def _plain_suffixes(scheme: Scheme) -> tuple[str, ...]:
+    base = ("weight", "weight_scale")
+    static = scheme.activation is not None and not scheme.activation.dynamic
+    return (*base, "input_scale") if static else base
+
+
+REFERENCES: dict[str, Reference] = {
+    "pack-quantized": Reference(_packed_codes, _packed_suffixes),
+    "int-quantized": Reference(_plain_codes, _plain_suffixes),
+}

@@ -1,0 +1,102 @@
+"""The plan: what becomes of every tensor, sizes to the byte, and every mistake that headers can show."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from compress_llm.compress_cli.runs.plan import Plan, ignored_modules, make_plan
+from compress_llm.compress_cli.runs.recipe import Recipe, from_dict
+from compress_llm.formats.checkpoint import Checkpoint
+from compress_llm.formats.errors import InputError
+
+
+def plan_of(directory: Path, **recipe: object) -> Plan:
+    return make_plan(from_dict({"group_size": 32, **recipe}), Checkpoint.open(directory))
+
+
+def test_every_linear_of_the_blocks_is_quantised_and_the_rest_is_kept(tiny_llama: Path) -> None:
+    plan = plan_of(tiny_llama)
+    assert len(plan.quantized) == 14
+    assert [layer.name for layer in plan.layers if layer.scheme is None] == ["lm_head"]
+    kept = {name for unit in plan.units for name in unit.kept}
+    assert kept == {name for name in plan.checkpoint.tensors if "norm" in name or "embed" in name or "lm_head" in name}
+    assert [unit.block for unit in plan.units] == [None, 0, 1, None]
+
+
+def test_group_size_auto_fits_each_layer(tiny_llama: Path) -> None:
+    sizes = {layer.name.rpartition(".")[2]: layer.scheme.group_size for layer in plan_of(tiny_llama, group_size="auto").quantized}
+    assert sizes["q_proj"] == 64
+    assert sizes["down_proj"] == 32
+
+
+def test_group_size_auto_falls_back_to_channel(save_model: Callable[..., Path]) -> None:
+    model = save_model("Llama", hidden_size=72, head_dim=18, intermediate_size=96)
+    sizes = {layer.name.rpartition(".")[2]: layer.scheme.group_size for layer in plan_of(model, group_size="auto").quantized}
+    assert sizes["q_proj"] is None and sizes["down_proj"] == 32
+
+
+def test_rules_come_first_and_in_order(tiny_llama: Path) -> None:
+    rules = [{"target": "o_proj", "scheme": "W8A16"}, {"target": "*", "scheme": "W4A16_ASYM", "group_size": 16}]
+    chosen = {layer.name: layer.scheme for layer in plan_of(tiny_llama, rules=rules).quantized}
+    assert chosen["model.layers.0.self_attn.o_proj"].name == "W8A16"
+    assert chosen["model.layers.0.mlp.up_proj"].name == "W4A16_ASYM"
+    assert chosen["model.layers.0.mlp.up_proj"].group_size == 16
+
+
+def test_a_tied_head_gets_a_weight_of_its_own_when_asked(save_model: Callable[..., Path]) -> None:
+    model = save_model("Llama", tie_word_embeddings=True)
+    assert not plan_of(model).packs_head
+    plan = plan_of(model, lm_head="W8A16", group_size="channel")
+    head = plan.layers[-1]
+    assert plan.packs_head and head.name == "lm_head" and head.bytes_before == 0
+    assert "model.embed_tokens.weight" in plan.tensors and "lm_head.weight_packed" in plan.tensors
+
+
+def test_routers_are_listed_as_ignored(save_model: Callable[..., Path]) -> None:
+    model = save_model("Mixtral", num_local_experts=2)
+    names = ignored_modules(plan_of(model))
+    assert "model.layers.1.block_sparse_moe.gate" in names
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ({"group_size": 48}, ("--group-size 48", "64 inputs", "use 64, 32, 16, channel or auto")),
+        ({"ignore": ["*.nothing"]}, ("--ignore *.nothing", "matches no linear")),
+        ({"targets": ["q_pro"]}, ("--target q_pro", "matches no linear")),
+        ({"targets": ["q_proj"]}, ("k_proj", "q_proj", "engines fuse")),
+        ({"rules": [{"target": "up_proj", "scheme": "W8A16"}]}, ("gate_proj", "up_proj", "engines fuse")),
+        ({"ignore": ["re:.*"]}, ("nothing to quantise",)),
+        ({"scheme": "W8A8", "group_size": 32}, ("--group-size 32", "W8A8", "use channel")),
+        ({"scheme": "W8A8", "group_size": None, "symmetric": False}, ("--asym", "W8A8")),
+    ],
+)
+def test_mistakes_are_named(tiny_llama: Path, recipe: dict[str, object], words: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        plan_of(tiny_llama, **recipe)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_quantised_source_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(tiny_llama, copy)
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(InputError, match="already quantised"):
+        plan_of(copy)
+
+
+def test_a_dtype_that_cannot_be_quantised_is_refused(save_model: Callable[..., Path]) -> None:
+    model = save_model("Llama", dtype=torch.float64)
+    with pytest.raises(InputError, match=r"model\.layers\.0\..*has dtype float64"):
+        plan_of(model)
+
+
+def test_defaults_are_the_empty_recipe() -> None:
+    assert from_dict({}) == Recipe()

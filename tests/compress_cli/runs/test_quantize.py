@@ -1,0 +1,179 @@
+"""The whole journey on tiny models: what is written, that it is the same every time, and what is left when it fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from compress_llm.compress_cli.runs import quantize as module
+from compress_llm.compress_cli.runs.quantize import prepare, quantize
+from compress_llm.compress_cli.runs.recipe import Recipe, Rule
+from compress_llm.formats.checkpoint import Checkpoint
+from compress_llm.formats.errors import InputError
+from compress_llm.formats.packings import packing
+from compress_llm.formats.replacing import staging_path
+
+TEXT = Path(__file__).with_name("calibration.txt")
+SMALL_RUN = {"num_samples": 3, "seq_len": 16, "batch_size": 2, "dataset": str(TEXT)}
+RECIPES = {
+    "rtn": Recipe(group_size=32),
+    "asym": Recipe(scheme="W4A16_ASYM", group_size="channel"),
+    "int8": Recipe(scheme="W8A16"),
+    "w8a8": Recipe(scheme="W8A8"),
+    "static": Recipe(scheme="W8A8_STATIC", **SMALL_RUN),
+    "mixed": Recipe(group_size=32, rules=(Rule("down_proj", "W8A8"),)),
+    "head": Recipe(group_size=32, lm_head="W8A16"),
+    "gptq": Recipe(group_size=32, method="gptq", **SMALL_RUN),
+    "awq,gptq": Recipe(group_size=32, method="awq,gptq", **SMALL_RUN),
+    "data": Recipe(group_size=32, **SMALL_RUN),
+}
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "run.json")
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_same_bytes_again_and_what_the_plan_promised(name: str, tiny_llama: Path, tmp_path: Path) -> None:
+    job = prepare(str(tiny_llama), RECIPES[name])
+    first, second = tmp_path / "first", tmp_path / "second"
+    report = quantize(str(tiny_llama), first, RECIPES[name])
+    quantize(str(tiny_llama), second, RECIPES[name])
+    assert contents(first) == contents(second)
+    plain = ("compress_report.json", "compress_layers.csv", "README.md", "run.json")
+    written = sum(path.stat().st_size for path in first.iterdir() if path.name not in plain)
+    assert written == job.output_bytes
+    tensors = load_file(first / "model.safetensors")
+    assert {key: (value.dtype, tuple(value.shape)) for key, value in tensors.items()} == job.plan.tensors
+    assert all(0 < row.weight_error < 0.3 for row in report.layers)
+    calibrated = job.windows is not None
+    assert all((row.output_error is not None) == calibrated for row in report.layers)
+    assert json.loads((first / "compress_report.json").read_text())["totals"]["bytes_after"] == sum(
+        value.nbytes for value in tensors.values()
+    )
+
+
+def test_kept_tensors_and_side_files_are_verbatim(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "out", RECIPES["rtn"])
+    source, written = Checkpoint.open(tiny_llama), Checkpoint.open(tmp_path / "out")
+    for name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+        assert torch.equal(source.read(name), written.read(name))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (tiny_llama / name).read_bytes()
+
+
+def test_errors_in_the_report_are_those_of_what_was_written(tiny_llama: Path, tmp_path: Path) -> None:
+    report = quantize(str(tiny_llama), tmp_path / "out", RECIPES["gptq"])
+    job = prepare(str(tiny_llama), RECIPES["gptq"])
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    for layer, row in zip(job.plan.quantized, report.layers, strict=True):
+        assert layer.scheme is not None
+        parts = {name.removeprefix(f"{layer.name}."): tensors[name] for name in layer.outputs}
+        decoded = packing(layer.scheme).unpack(parts, layer.scheme, layer.shape).dequantize().double()
+        weight = Checkpoint.open(tiny_llama).read(layer.source).double()
+        assert row.weight_error == pytest.approx(float((weight - decoded).norm() / weight.norm()), rel=1e-6)
+
+
+def test_sharded_source_gives_the_bytes_of_the_single_file(save_model: Callable[..., Path], tmp_path: Path) -> None:
+    one, many = save_model("Llama", seed=4), save_model("Llama", seed=4, max_shard_size="300KB")
+    assert len(list(many.glob("*.safetensors"))) > 2
+    for model, out in ((one, "a"), (many, "b")):
+        quantize(str(model), tmp_path / out, RECIPES["rtn"])
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["rtn", "gptq"])
+@pytest.mark.parametrize("tensor", ["model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_number_is_named_and_nothing_is_left(
+    name: str, tensor: str, value: float, save_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = save_model("Llama", vocab_size=8192, tie_word_embeddings=True)
+    tensors = load_file(model / "model.safetensors")
+    tensors[tensor][3, 5] = value
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=tensor):
+        quantize(str(model), out, RECIPES[name])
+    assert list(tmp_path.iterdir()) == []
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing in the package may catch it."""
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [*(("rtn", unit) for unit in range(4)), ("gptq", 1), ("awq,gptq", 2), ("static", 1), ("head", 2)],
+)
+def test_resumed_after_any_unit_gives_the_same_bytes(
+    name: str, after: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    quantize(str(tiny_llama), whole, RECIPES[name])
+    record = module.Journal.record
+
+    def record_and_die(self: module.Journal, part: int, *rest: object) -> None:
+        record(self, part, *rest)  # type: ignore[arg-type]
+        if part == after:
+            raise Killed
+
+    monkeypatch.setattr(module.Journal, "record", record_and_die)
+    with pytest.raises(Killed):
+        quantize(str(tiny_llama), out, RECIPES[name])
+    monkeypatch.undo()
+    assert not out.exists() and staging_path(out).exists()
+    quantize(str(tiny_llama), out, RECIPES[name], resume=True)
+    assert contents(out) == contents(whole)
+    assert not staging_path(out).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"recipe": Recipe(group_size=16)}, ("recipe.group_size", "32", "16")),
+        ({"threads": 7}, ("threads", "7")),
+    ],
+)
+def test_resume_with_other_settings_is_refused_and_keeps_the_work(
+    change: dict[str, object],
+    words: tuple[str, ...],
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out"
+
+    def die(*_args: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(module, "_finish", die)
+    with pytest.raises(Killed):
+        quantize(str(tiny_llama), out, RECIPES["rtn"])
+    monkeypatch.undo()
+    if "threads" in change:
+        monkeypatch.setattr(torch, "get_num_threads", lambda: change["threads"])
+    with pytest.raises(InputError) as caught:
+        quantize(str(tiny_llama), out, change.get("recipe", RECIPES["rtn"]), resume=True)  # type: ignore[arg-type]
+    assert all(word in str(caught.value) for word in words)
+    assert (staging_path(out) / "journal.json").exists()
+
+
+def test_too_little_memory_is_refused_before_any_work(tiny_llama: Path) -> None:
+    with pytest.raises(InputError, match=r"--max-memory 100 MiB"):
+        prepare(str(tiny_llama), RECIPES["gptq"], max_memory=100 << 20)
+
+
+def test_experts_and_fused_projections_go_the_whole_way(save_model: Callable[..., Path], tmp_path: Path) -> None:
+    kinds = {"Mixtral": {"num_local_experts": 2}, "Phi3": {}, "Gemma2": {}}
+    for kind, extra in kinds.items():
+        model = save_model(kind, **extra)
+        for method in ("rtn", "awq,gptq"):
+            report = quantize(str(model), tmp_path / f"{kind}-{method}", Recipe(method=method, group_size=32, **SMALL_RUN))
+            assert all(row.weight_error < 0.5 for row in report.layers)

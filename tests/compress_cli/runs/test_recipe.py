@@ -1,0 +1,53 @@
+"""Recipes: flags, YAML and dictionaries give one object, and every mistake is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compress_llm.compress_cli.runs.recipe import Recipe, Rule, from_dict, load, override
+from compress_llm.formats.errors import InputError
+
+
+def test_dictionary_form_comes_back_equal() -> None:
+    recipe = Recipe(scheme="W8A8", targets=("a",), rules=(Rule("b", "W4A16", group_size=32),), options={"gptq": {}})
+    assert from_dict(recipe.as_dict()) == recipe
+
+
+def test_yaml_file_with_both_spellings(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("scheme: W4A16\ngroup-size: 64\nnum_samples: 4\nignore: lm_head\n")
+    assert load(file) == Recipe(group_size=64, num_samples=4, ignore=("lm_head",))
+
+
+def test_flags_win_over_the_file() -> None:
+    assert override(Recipe(scheme="W8A8", seed=3), {"scheme": "W4A16", "seed": None, "ignore": ()}) == Recipe(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("shceme: W4A16", ("shceme", "did you mean 'scheme'")),
+        ("scheme: W4A61", ("W4A61", "did you mean")),
+        ("group_size: 1.5", ("group_size", "1.5")),
+        ("group_size: 0", ("group-size 0", "positive")),
+        ("num_samples: true", ("num_samples", "True")),
+        ("num_samples: 0", ("num_samples 0", "at least 1")),
+        ("rules: [{scheme: W4A16}]", ("rules", "target")),
+        ("rules: [{target: a, shceme: W4A16}]", ("shceme", "scheme")),
+        ("- a", ("mapping",)),
+        ("a: [", ("YAML",)),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load(file)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read"):
+        load(tmp_path / "none.yaml")

@@ -1,0 +1,191 @@
+"""`quantization_config` both ways: accepted by compressed-tensors, and read back as the same schemes."""
+
+import json
+from copy import deepcopy
+
+import pytest
+from compressed_tensors.config import CompressionFormat
+from compressed_tensors.quantization import QuantizationConfig
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress_llm.formats.errors import InputError
+from compress_llm.formats.quantization_config import build, parse
+from compress_llm.formats.scheme import SCHEMES, Scheme
+
+LINEARS = [f"model.layers.{block}.{part}" for block in range(3) for part in ("self_attn.q_proj", "mlp.up_proj")]
+NAMES = [*LINEARS, "lm_head"]
+W4 = SCHEMES["W4A16"].with_group(64)
+
+
+@st.composite
+def any_scheme(draw: st.DrawFn) -> Scheme:
+    scheme = draw(st.sampled_from(list(SCHEMES.values())))
+    if scheme.packing == "pack-quantized":
+        scheme = scheme.with_symmetry(draw(st.booleans()))
+    return scheme.with_group(draw(st.sampled_from([32, 24, "channel"]))) if scheme.groupable else scheme
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    schemes=st.dictionaries(st.sampled_from(NAMES), any_scheme(), min_size=1),
+    actorder=st.sampled_from([None, "static"]),
+)
+def test_what_is_built_is_accepted_and_read_back(schemes, actorder):
+    ignored = [name for name in NAMES if name not in schemes]
+    config = json.loads(json.dumps(build(schemes, ignored, actorder)))
+    assert parse(config, NAMES) == schemes
+    accepted = QuantizationConfig.model_validate(config)
+    assert accepted.config_groups.keys() == config["config_groups"].keys()
+    assert len(config["config_groups"]) == len(set(schemes.values()))
+    assert CompressionFormat(config["format"])
+    if len(set(schemes.values())) > 1:
+        assert not any("Linear" in group["targets"] for group in config["config_groups"].values())
+    rewritten = {**json.loads(accepted.model_dump_json()), "quant_method": "compressed-tensors"}
+    assert parse(rewritten, NAMES) == schemes
+
+
+def test_one_scheme_in_full():
+    config = build(dict.fromkeys(LINEARS, W4), ["lm_head"], "static")
+    assert config == {
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "format": "pack-quantized",
+                "weights": {
+                    "num_bits": 4,
+                    "type": "int",
+                    "symmetric": True,
+                    "strategy": "group",
+                    "group_size": 64,
+                    "dynamic": False,
+                    "actorder": "static",
+                },
+                "input_activations": None,
+                "output_activations": None,
+            }
+        },
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+        "sparsity_config": {},
+        "transform_config": {},
+        "version": "0.20.1",
+    }
+
+
+def test_zero_points_and_activations_are_told():
+    group = build({"lm_head": SCHEMES["W4A16_ASYM"]}, [])["config_groups"]["group_0"]
+    assert (group["weights"]["symmetric"], group["weights"]["zp_dtype"]) == (False, "torch.int8")
+    for name, strategy, dynamic in (("W8A8", "token", True), ("W8A8_STATIC", "tensor", False)):
+        group = build({"lm_head": SCHEMES[name]}, [])["config_groups"]["group_0"]
+        inputs = group["input_activations"]
+        assert (inputs["num_bits"], inputs["symmetric"], inputs["strategy"], inputs["dynamic"]) == (
+            8,
+            True,
+            strategy,
+            dynamic,
+        )
+
+
+def test_activation_order_is_told_of_groups_only():
+    config = build({LINEARS[0]: W4, LINEARS[1]: SCHEMES["W8A16"]}, [], "static")
+    orders = [group["weights"].get("actorder") for group in config["config_groups"].values()]
+    assert orders == ["static", None]
+
+
+def test_the_format_is_mixed_only_where_formats_differ():
+    one_format = build({LINEARS[0]: W4, LINEARS[1]: SCHEMES["W8A16"]}, [])
+    two_formats = build({LINEARS[0]: W4, LINEARS[1]: SCHEMES["W8A8"]}, [])
+    assert (one_format["format"], two_formats["format"]) == ("pack-quantized", "mixed-precision")
+
+
+def test_building_refuses_nothing_and_contradictions():
+    with pytest.raises(InputError, match="leaves nothing to quantise"):
+        build({}, ["lm_head"])
+    with pytest.raises(InputError, match="lm_head: is both quantised and ignored"):
+        build({"lm_head": W4}, ["lm_head"])
+
+
+def test_reading_the_dialect_of_other_writers():
+    """Defaults left out, strategies implied, upper case, the format at the top only, weight for static."""
+    config = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "sparsity_config": {"format": "dense", "ignore": []},
+        "transform_config": {"config_groups": {}},
+        "ignore": None,
+        "config_groups": {
+            "a": {"targets": ["re:.*q_proj"], "weights": {"num_bits": 4, "group_size": 64, "actorder": "weight"}},
+            "b": {"targets": ["Linear"], "weights": {"type": "INT", "group_size": -1, "observer": "mse"}},
+        },
+    }
+    channel = SCHEMES["W8A16"]
+    expected = {name: W4 if "q_proj" in name else channel for name in NAMES}
+    assert parse(config, NAMES) == expected
+    accepted = QuantizationConfig.model_validate(config)
+    assert accepted.config_groups["a"].weights.strategy == "group"
+    assert accepted.config_groups["b"].weights.strategy == "channel"
+
+
+def changed(path: str, value: object) -> dict:
+    """The configuration of one W8A8 group with the value at the dotted path replaced."""
+    config = deepcopy(build(dict.fromkeys(LINEARS, SCHEMES["W8A8"]), ["lm_head"]))
+    place = config
+    *parents, last = path.split("/")
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    return config
+
+
+GROUP = "config_groups/group_0"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "cause"),
+    [
+        ("quant_method", "awq", "quant_method: 'awq' checkpoints are not read"),
+        ("quant_method", None, "quant_method: 'None' checkpoints are not read"),
+        ("quantization_status", "frozen", "quantization_status: is 'frozen'"),
+        ("kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme: asks for something that is not read"),
+        ("sparsity_config", {"format": "sparse-24-bitmask"}, "sparsity_config: asks for"),
+        ("transform_config", {"config_groups": {"u": {"type": "hadamard"}}}, "transform_config: asks for"),
+        ("moe_sparsity_config", {"layers": [1]}, "moe_sparsity_config: asks for"),
+        ("config_groups", ["Linear"], "config_groups: is not a mapping"),
+        ("ignore", "lm_head", "ignore: is not a list of names"),
+        (GROUP, ["Linear"], "config_groups.group_0: is not a mapping"),
+        (f"{GROUP}/targets", None, "config_groups.group_0.targets: is not a list of names"),
+        (f"{GROUP}/targets", [1], "config_groups.group_0.targets: is not a list of names"),
+        (f"{GROUP}/format", "int-quantised", "format: 'int-quantised' is not read; did you mean 'int-quantized'"),
+        (f"{GROUP}/format", "marlin-24", "format: 'marlin-24' is not read"),
+        (f"{GROUP}/weights", None, "group_0.weights: is not a mapping"),
+        (f"{GROUP}/weights/actorder", "group", "actorder: 'group' stores columns in another order"),
+        (f"{GROUP}/weights/num_bits", 3, "group_0: no scheme stored as int-quantized has weights"),
+        (f"{GROUP}/weights/type", "float", "no scheme stored as int-quantized"),
+        (f"{GROUP}/weights/symmetric", False, "no scheme stored as int-quantized"),
+        (f"{GROUP}/weights/strategy", "block", "no scheme stored as int-quantized"),
+        (f"{GROUP}/weights/group_size", 64, "no scheme stored as int-quantized"),
+        (f"{GROUP}/weights/group_size", "64", "no scheme stored as int-quantized"),
+        (f"{GROUP}/weights/dynamic", True, "no scheme stored as int-quantized"),
+        (f"{GROUP}/input_activations", None, "no scheme stored as int-quantized"),
+        (f"{GROUP}/input_activations/num_bits", 4, "no scheme stored as int-quantized"),
+        (f"{GROUP}/input_activations/strategy", "tensor", "no scheme stored as int-quantized"),
+        (f"{GROUP}/output_activations", {"num_bits": 8}, "output_activations: is not read"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(path, value, cause):
+    with pytest.raises(InputError) as caught:
+        parse(changed(path, value), NAMES)
+    assert str(caught.value).startswith("quantization_config ")
+    assert cause in str(caught.value)
+
+
+def test_an_activation_scheme_does_not_pass_for_weight_only():
+    config = build(dict.fromkeys(LINEARS, SCHEMES["W8A16"]), ["lm_head"])
+    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "strategy": "token", "dynamic": True}
+    with pytest.raises(InputError, match="no scheme stored as pack-quantized"):
+        parse(config, NAMES)

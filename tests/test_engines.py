@@ -1,0 +1,100 @@
+"""What other programs read: transformers with compressed-tensors loads the outputs and computes the same.
+
+transformers 5.24 cannot load an asymmetric file packed (it expects the zero points unpacked); older ones such as 5.17
+do. Our own loader reads them everywhere, and the test says which client is installed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from compress_llm.compress_cli.runs.quantize import quantize
+from compress_llm.compress_cli.runs.recipe import Recipe
+from compress_llm.kernels.load import load
+
+pytest.importorskip("compressed_tensors")
+IDS = torch.randint(3, 4000, (2, 16), generator=torch.Generator().manual_seed(0))
+CLIENT = Version(transformers.__version__)
+BROKEN_ASYMMETRIC = Version("5.18") <= CLIENT < Version("5.25")
+WEIGHT_ONLY = {
+    "group": Recipe(group_size=32),
+    "channel": Recipe(group_size="channel"),
+    "int8": Recipe(scheme="W8A16"),
+    "gptq": Recipe(
+        group_size=32,
+        method="gptq",
+        dataset=str(Path(__file__).parent / "compress_cli/runs/calibration.txt"),
+        num_samples=2,
+        seq_len=16,
+    ),
+}
+
+
+def decoded_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Dense weights of every linear, by feeding it the identity."""
+    found = {}
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            width = module.in_features
+            with torch.no_grad():
+                found[name] = module(torch.eye(width)).T
+    return found
+
+
+@pytest.mark.parametrize("name", WEIGHT_ONLY)
+def test_weight_only_outputs_load_in_transformers_and_agree(name: str, tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "out", WEIGHT_ONLY[name])
+    ours = load(tmp_path / "out", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    mine, others = decoded_weights(ours), decoded_weights(theirs)
+    assert len(mine) == 14 and mine.keys() == others.keys()
+    for key, weight in mine.items():
+        assert torch.equal(weight, others[key]), key
+    with torch.no_grad():
+        a, b = ours(IDS).logits, theirs(IDS).logits
+    assert float((a - b).norm() / b.norm()) < 1e-3
+
+
+def test_int8_activations_agree_layer_by_layer(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "out", Recipe(scheme="W8A8"))
+    ours = load(tmp_path / "out", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    for (name, mine), (_, other) in zip(ours.named_modules(), theirs.named_modules(), strict=True):
+        if name.endswith("_proj"):
+            x = torch.randn(4, mine.in_features, generator=generator)
+            with torch.no_grad():
+                a, b = mine(x), other(x)
+            dense = x @ decoded_weights(torch.nn.ModuleDict({"a_proj": mine}))["a_proj"].T
+            assert float((a - b).norm() / b.norm()) < 1e-3, name
+            assert float((a - dense).norm() / dense.norm()) > 1e-4, "the inputs were not quantised"
+
+
+def test_asymmetric_files_load_here_and_in_the_clients_that_can(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "out", Recipe(scheme="W4A16_ASYM", group_size=32))
+    ours = decoded_weights(load(tmp_path / "out", dtype=torch.float32))
+    assert len(ours) == 14
+    if BROKEN_ASYMMETRIC:
+        from transformers import CompressedTensorsConfig
+
+        with pytest.raises((RuntimeError, ValueError)):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path / "out", dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
+        )
+    else:
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    for key, weight in decoded_weights(theirs).items():
+        assert torch.equal(weight, ours[key]), key
+
+
+def test_generate_works_on_the_packed_model(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "out", Recipe(group_size=32))
+    model = load(tmp_path / "out")
+    produced = model.generate(IDS[:1], max_new_tokens=4, do_sample=False)
+    assert produced.shape == (1, IDS.shape[1] + 4)
