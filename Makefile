@@ -28,8 +28,8 @@ demo: $(VENV)/.installed
 	$(BIN)/compress verify $(OUT) --reference $(MODEL)
 	$(BIN)/compress eval-ppl $(OUT) --reference $(MODEL) --dataset embedded --limit 16
 	@echo
-	@echo "The model was trained on books and the text is from Wikipedia, so its perplexity is high before and after;"
-	@echo "the KL beside it shows what compression changed."
+	@echo "The model was trained on books and the text is from Wikipedia, so its perplexity says little;"
+	@echo "the KL beside it tells what compression changed."
 	@echo "Packed model: $(OUT) (report: compress_report.json, model card: README.md)"
 	@echo "Original:     $(MODEL)"
 	@echo "Next:         $(BIN)/compress --help"

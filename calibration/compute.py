@@ -1,4 +1,4 @@
-"""Which dtype blocks compute in on this machine: whichever of float32 and bfloat16 its matrix products are faster in."""
+"""Which dtype blocks compute in on this machine: the one of float32 and bfloat16 that multiplies matrices faster."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 import torch
 
 ADVANTAGE = 1.5
-"""How much faster bfloat16 must be to be taken; machines differ by a factor of five or more one way or the other, so the
-answer does not change between two runs on one of them."""
+"""How much faster bfloat16 must be to be taken. Machines differ by a factor of five or more one way or the other, so
+the answer does not change between two runs on one of them."""
 
 
 def probed_dtype() -> torch.dtype:

@@ -1,10 +1,10 @@
 """Running a block once while its linears change on the way: every batch stops where the next group of linears begins.
 
-A method such as GPTQ wants the inputs of `o_proj` as they are with q, k and v already quantised. Running the block again
-for each group costs a forward pass a group. Here each batch runs on a thread of its own, one at a time; when it reaches a
-linear of a group that is not done, it waits there; when all batches wait at the same place, the group's inputs are all
-known, the group is rounded, and the batches go on with the new weights. One forward pass in all, and what is held is one
-input a token, not the temporaries of the block.
+A method such as GPTQ wants the inputs of `o_proj` as they are with q, k and v already quantised. Running the block
+again for each group costs a forward pass a group. Here each batch runs on a thread of its own, one at a time; when it
+reaches a linear of a group that is not done, it waits there; when all batches wait at the same place, the group's
+inputs are all known, the group is rounded, and the batches go on with the new weights. One forward pass in all, and
+what is held is one input a token, not the temporaries of the block.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class _Lane:
 class StagedRun:
     """Runs `works` (one call a batch) and stops each at the first linear of every stage.
 
-    `stages` are groups of linear names that share one input, in the order the block reaches them; `linears` the modules.
-    `on_stage(number, inputs)` is called once a stage with the input of every batch and may replace the modules' weights.
+    `stages` are groups of linear names that share one input, in the order the block reaches them; `linears` the
+    modules. `on_stage(number, inputs)` is called once a stage with the input of every batch and may replace the
+    modules' weights.
     """
 
     def __init__(

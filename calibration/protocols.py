@@ -3,9 +3,9 @@
 A row says how rows of a corpus become one text, which special tokens it gets, how the tokens are cut into windows and
 which of them are scored. The evaluator only ever sees windows; a new protocol is a new row, at most with a new cut.
 
-`wikitext2-*` is the protocol of the GPTQ, SparseGPT and AWQ papers (theirs have 2,048 or 4,096 tokens a window). `hf-stride` is the evaluation script of HQQ, with
-the weight of its first window. `llama.cpp-512` is `llama-perplexity`: the second half of each chunk is scored, and a
-BOS, where the tokenizer adds one, replaces the first token of each chunk.
+`wikitext2-*` is the protocol of the GPTQ, SparseGPT and AWQ papers, whose windows have 2,048 or 4,096 tokens.
+`hf-stride` is the evaluation script of HQQ, with the weight of its first window. `llama.cpp-512` is `llama-perplexity`:
+the second half of each chunk is scored, and a BOS, where the tokenizer adds one, replaces the first token of each chunk.
 """
 
 from __future__ import annotations
@@ -225,8 +225,9 @@ def protocol(
 ) -> Protocol:
     """The protocol called `name` with what the user set on top, for a model whose context is `longest` tokens.
 
-    What is left to default shrinks to fit `longest`. Raises InputError for an unknown name (nearest named), for a setting that the
-    protocol's name fixes, for a window longer than the model's context, and for numbers that make no windows.
+    What is left to default shrinks to fit `longest`. Raises InputError for an unknown name (nearest named), for a
+    setting that the protocol's name fixes, for a window longer than the model's context, and for numbers that make no
+    windows.
     """
     if name not in PROTOCOLS:
         raise InputError(f"--protocol {name}", "no protocol has this name", nearest(name, PROTOCOLS))

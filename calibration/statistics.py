@@ -109,5 +109,5 @@ def _join(name: str, old: Tensor | None, new: Tensor) -> Tensor:
 
 
 def output_error(error: Tensor, second_moment: Tensor) -> float:
-    """tr(E H Eᵀ): the squared output error that the weight error `error` [out, in] causes on the tokens in H [in, in]."""
+    """tr(E H Eᵀ): the squared output error of the weight error `error` [out, in] on the tokens of H [in, in]."""
     return float(((error @ second_moment) * error).sum(dtype=torch.float64))

@@ -1,8 +1,8 @@
 """The stream of blocks: one decoder block in memory at a time, with the calibration states that flow through it.
 
-The skeleton of the model (shapes, rotary tables, masks) comes from transformers with its weights on the meta device; a
-block's weights are read from the checkpoint when its turn comes and dropped after it. Hidden states are kept on the host
-in the model's dtype, so peak memory is one block plus the activations, whatever the number of layers.
+The skeleton of the model (shapes, rotary tables, masks) comes from transformers with its weights on the meta device;
+a block's weights are read from the checkpoint when its turn comes and dropped after it. Hidden states are kept on the
+host in the model's dtype, so peak memory is one block plus the activations, whatever the number of layers.
 """
 
 from __future__ import annotations

@@ -44,9 +44,10 @@ def calibration_windows(
 ) -> Windows:
     """`num_samples` windows of at most `seq_len` tokens, picked by `seed` without overlap.
 
-    Text: documents (long ones in pieces of whole lines) in seeded order, each with the special tokens that the tokenizer
-    adds by itself, joined to one stream, cut into windows of exactly `seq_len`. Conversations: one a window, cut at `seq_len`, padded on the right to
-    the longest that was picked. Fewer windows than asked for is a warning; none is an InputError.
+    Text: documents (long ones in pieces of whole lines) in seeded order, each with the special tokens that the
+    tokenizer adds by itself, joined to one stream, cut into windows of exactly `seq_len`. Conversations: one a
+    window, cut at `seq_len`, padded on the right to the longest that was picked. Fewer windows than asked for is a
+    warning; none is an InputError.
     """
     for flag, value in (("--num-samples", num_samples), ("--seq-len", seq_len)):
         if value < 1:

@@ -12,7 +12,7 @@ from .console import Console
 from .units import size_text, time_text
 
 if TYPE_CHECKING:
-    from .runs.quantize import Job
+    from .runs.job import Job
     from .runs.report import LayerRow, Report
 
 WORST = 8
@@ -59,14 +59,13 @@ def command(
     """Compress MODEL (a directory or a cached Hub id; without it, the embedded default) into OUT."""
     from ..formats.writer import check_out
     from .runs import recipe as recipes
-    from .runs.quantize import execute, prepare
+    from .runs.job import prepare
+    from .runs.quantize import execute
 
     flags["group_size"] = _group_size(flags["group_size"])
     base = recipes.load(recipe_file) if recipe_file is not None else recipes.Recipe()
     recipe = recipes.override(base, flags)
-    job = prepare(
-        model, recipe, device=device, max_memory=_size(max_memory), trust_remote_code=trust_remote_code
-    )
+    job = prepare(model, recipe, device=device, max_memory=_size(max_memory), trust_remote_code=trust_remote_code)
     check_out(out.absolute(), overwrite, job.plan.checkpoint.directory)
     for warning in job.warnings:
         console.warn(warning)

@@ -1,4 +1,5 @@
-"""What is known of each architecture, as data: names in the checkpoint, what engines fuse, which norm feeds which linears.
+"""What is known of each architecture, as data: names in the checkpoint, what engines fuse, which norm feeds which
+linears.
 
 The planner reads it to decide what is quantised and to refuse mixtures that engines cannot load; the transforms read it
 to know where a scale can be folded. An unknown architecture still works: its linears are found by name and shape, and

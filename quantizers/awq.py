@@ -20,6 +20,7 @@ from ..formats.errors import InputError
 from ..formats.rounded import fake_quantize
 from ..formats.scheme import Scheme
 from . import folding
+from .gptq import factorize
 from .method import LiveFeed, Options, Source, Transformation
 from .scales import choose
 
@@ -44,8 +45,11 @@ def search_scale(
         raise InputError("--method awq", "needs calibration statistics", "give a --dataset")
     hessian = stats.second_moment / max(stats.tokens, 1)
     pairs = list(zip(weights, schemes, strict=True))
+    energy = hessian.diagonal()
+    if options["compensated"]:
+        hessian = _left_over(hessian, options["damp"])
     few = [(weight[:: max(1, weight.shape[0] // options["rows"])], scheme) for weight, scheme in pairs]
-    trials = list(_candidates(pairs, hessian, options["grid"], source))
+    trials = list(_candidates(pairs, energy, options["grid"], source))
     coarse = torch.stack([_loss(few, hessian, folding.spread(scale, source), scale_dtype) for _, scale in trials])
     finals = [trials[i] for i in coarse.topk(min(options["finalists"], len(trials)), largest=False).indices.tolist()]
     one = torch.ones_like(trials[0][1])
@@ -56,16 +60,22 @@ def search_scale(
     return finals[best][1], record
 
 
-def _candidates(pairs: Weighted, hessian: Tensor, grid: int, source: Source | None) -> Iterator[Candidate]:
+def _candidates(pairs: Weighted, energy: Tensor, grid: int, source: Source | None) -> Iterator[Candidate]:
     """Plain form x^α and duo form x^α / w^(1-α), α in [0, 1): x the root mean square input, w the mean share of a
     group's largest weight."""
-    x = _floored(folding.gathered(hessian.diagonal(), source).sqrt())
+    x = _floored(folding.gathered(energy, source).sqrt())
     w = _floored(folding.gathered(_share(pairs), source))
     for step in range(grid):
         alpha = step / grid
         if step:
             yield {"form": "plain", "alpha": alpha}, _normalised(x**alpha)
         yield {"form": "duo", "alpha": alpha}, _normalised(x**alpha / w ** (1 - alpha))
+
+
+def _left_over(hessian: Tensor, damp: float) -> Tensor:
+    """The part of each input's energy [in] that inputs rounded after it cannot make up for: what its error costs GPTQ."""
+    factor = factorize(hessian, damp, act_order=True)
+    return factor.energy[factor.order.argsort()]
 
 
 def _share(pairs: Weighted) -> Tensor:
@@ -86,13 +96,19 @@ def _normalised(scale: Tensor) -> Tensor:
 
 
 def _loss(pairs: Weighted, hessian: Tensor, scale: Tensor, scale_dtype: torch.dtype) -> Tensor:
-    """Mean squared output error, summed over outputs, of rounding `pairs` to nearest under `scale` [in]."""
+    """Mean squared output error, summed over outputs, of rounding `pairs` to nearest under `scale` [in].
+
+    `hessian` is the second moment [in, in], or the energy of each input [in] where errors are taken as independent.
+    """
     total = torch.zeros((), device=hessian.device)
     for weight, scheme in pairs:
         scaled = weight * scale
         error = fake_quantize(scaled, scheme, choose(scaled, scheme, "minmax", scale_dtype))
         error.div_(scale).sub_(weight)
-        total += (error @ hessian).mul_(error).sum()
+        if hessian.dim() == 1:
+            total += (error.square_().sum(0) * hessian).sum()
+        else:
+            total += (error @ hessian).mul_(error).sum()
     return total
 
 
@@ -117,6 +133,6 @@ AWQ = Transformation(
     "awq",
     awq,
     needs=frozenset({"second_moment"}),
-    options={"grid": 20, "rows": 256, "finalists": 3},
+    options={"grid": 20, "rows": 256, "finalists": 3, "compensated": False, "damp": 0.3},
     rounding_options={"scale_rule": "local-hessian"},
 )

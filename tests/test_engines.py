@@ -37,11 +37,7 @@ WEIGHT_ONLY = {
 
 def ours_dense(model: torch.nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """Dense weights of our packed linears, all rows."""
-    return {
-        name: module.weight_rows(dtype=dtype)
-        for name, module in model.named_modules()
-        if name.endswith("_proj")
-    }
+    return {name: module.weight_rows(dtype=dtype) for name, module in model.named_modules() if name.endswith("_proj")}
 
 
 def theirs_dense(model: torch.nn.Module) -> dict[str, torch.Tensor]:

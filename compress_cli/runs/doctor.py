@@ -72,7 +72,8 @@ def diagnose() -> Diagnosis:
     """Look at this machine and this environment."""
     packages = [*_needed(requires(DISTRIBUTION) or [] if _version(DISTRIBUTION) else []), *_optional()]
     problems = [
-        f"{item.name} {f'{item.installed} does not fit' if item.installed else 'is missing'}; run: python -m pip install '{item.name}{item.needed}'"
+        f"{item.name} {f'{item.installed} does not fit' if item.installed else 'is missing'}; "
+        f"run: python -m pip install '{item.name}{item.needed}'"
         for item in packages
         if not item.fits
     ]

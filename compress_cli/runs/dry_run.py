@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from .job import Job
 from .memory import check_disk
-from .quantize import Job
 from .report import command_line, totals, versions
 
 
 def dry_run_report(job: Job, out: Path) -> dict[str, Any]:
-    """Layers and totals as in the report of a run, without errors, and `output_bytes`. Raises InputError on a full disk.
+    """Layers and totals as in the report of a run, without errors, and `output_bytes`. Raises InputError on a full
+    disk.
 
     `output_bytes` counts the weights file, config.json and the side files, exactly; the report files and the shard
     index are not counted.

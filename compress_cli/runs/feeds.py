@@ -1,4 +1,5 @@
-"""Joins the facts of an architecture to the tensors of one block: which producer a scale can move into, and who reads it.
+"""Joins the facts of an architecture to the tensors of one block: which producer a scale can move into, and who reads
+it.
 
 The weights are float32 masters keyed by checkpoint name; transforms edit them in place.
 """

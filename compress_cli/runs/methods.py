@@ -39,18 +39,7 @@ class Chain:
 
 def chain(recipe: Recipe) -> Chain:
     """Look the recipe's methods up. Raises InputError for unknown names, a wrong order, unknown settings."""
-    names = recipe.methods
-    if not names:
-        raise InputError("--method", "names no method", "use one of " + ", ".join([*TRANSFORMS, *ROUNDINGS]))
-    for name in names:
-        if name not in ROUNDINGS and name not in TRANSFORMS:
-            raise InputError(f"--method {name}", "no method has this name", nearest(name, [*TRANSFORMS, *ROUNDINGS]))
-    for name in names[:-1]:
-        if name in ROUNDINGS:
-            raise InputError(f"--method {recipe.method}", f"{name} rounds and must come last", "put transforms first")
-    for name in recipe.options:
-        if name not in names:
-            raise InputError(f"options: {name}", "is not a method of this recipe", nearest(str(name), names))
+    names = _checked_names(recipe)
     transforms = [name for name in names if name in TRANSFORMS]
     if len(set(transforms)) != len(transforms):
         raise InputError(f"--method {recipe.method}", "names a transform twice", "name each once")
@@ -71,6 +60,22 @@ def chain(recipe: Recipe) -> Chain:
         rounding,
         _filled(rounding, given, defaults),
     )
+
+
+def _checked_names(recipe: Recipe) -> tuple[str, ...]:
+    names = recipe.methods
+    if not names:
+        raise InputError("--method", "names no method", "use one of " + ", ".join([*TRANSFORMS, *ROUNDINGS]))
+    for name in names:
+        if name not in ROUNDINGS and name not in TRANSFORMS:
+            raise InputError(f"--method {name}", "no method has this name", nearest(name, [*TRANSFORMS, *ROUNDINGS]))
+    for name in names[:-1]:
+        if name in ROUNDINGS:
+            raise InputError(f"--method {recipe.method}", f"{name} rounds and must come last", "put transforms first")
+    for name in recipe.options:
+        if name not in names:
+            raise InputError(f"options: {name}", "is not a method of this recipe", nearest(str(name), names))
+    return names
 
 
 def _filled(

@@ -32,7 +32,9 @@ def matching(patterns: Iterable[str], names: Iterable[str], flag: str) -> set[st
         test = matcher(pattern, flag)
         hits = {name for name in everything if test(name)}
         if not hits:
-            raise InputError(f"{flag} {pattern}", "matches no linear of this model", nearest(pattern, _examples(everything)))
+            raise InputError(
+                f"{flag} {pattern}", "matches no linear of this model", nearest(pattern, _examples(everything))
+            )
         found |= hits
     return found
 

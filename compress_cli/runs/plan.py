@@ -1,7 +1,7 @@
 """The plan: from a recipe and the headers of a checkpoint to what will be written, exact to the byte.
 
-Pure and fast: nothing is read beyond headers, nothing is written. Every user error that headers can show is raised here,
-before any work starts. `--dry-run` prints the plan and stops.
+Pure and fast: nothing is read beyond headers, nothing is written. Every user error that headers can show is raised
+here, before any work starts. `--dry-run` prints the plan and stops.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _sources(checkpoint: Checkpoint, facts: Architecture) -> dict[str, str]:
         for name, info in checkpoint.tensors.items()
         if facts.is_linear(name, info.shape)
     }
-    ordered = dict(sorted(found.items(), key=lambda item: (facts.split(item[1]) or (0, ""))[:1] + (item[0],)))
+    ordered = dict(sorted(found.items(), key=lambda item: (*(facts.split(item[1]) or (0, ""))[:1], item[0])))
     head = f"{facts.head}.weight"
     if head in checkpoint.tensors:
         ordered[facts.head] = head
@@ -266,7 +266,9 @@ def _layer(name: str, checkpoint: Checkpoint, source: str, choice: Choice) -> La
         outputs: dict[str, Spec] = {} if tied else {source: (info.dtype, info.shape)}
         return Layer(name, source, shape, None, choice, before, outputs)
     layout = packing(choice).layout(choice, *shape, info.dtype)
-    return Layer(name, source, shape, choice, None, before, {f"{name}.{suffix}": spec for suffix, spec in layout.items()})
+    return Layer(
+        name, source, shape, choice, None, before, {f"{name}.{suffix}": spec for suffix, spec in layout.items()}
+    )
 
 
 def ignored_modules(plan: Plan) -> Sequence[str]:

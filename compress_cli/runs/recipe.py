@@ -31,10 +31,10 @@ class Rule:
 class Recipe:
     """Everything that decides the bytes of an output, apart from the model, the machine and the versions.
 
-    `method` is a comma separated list: any number of transforms, then one rounding. `group_size` is a number, "channel",
-    "auto" (the largest of 128, 64, 32 that divides each layer, else channel) or None for the scheme's own. Patterns are
-    a checkpoint name, a glob, or `re:` and a regular expression. `dataset` None means that nothing is calibrated unless
-    a method or scheme needs it, and then the embedded text is used.
+    `method` is a comma separated list: any number of transforms, then one rounding. `group_size` is a number,
+    "channel", "auto" (the largest of 128, 64, 32 that divides each layer, else channel) or None for the scheme's own.
+    Patterns are a checkpoint name, a glob, or `re:` and a regular expression. `dataset` None means that nothing is
+    calibrated unless a method or scheme needs it, and then the embedded text is used.
     """
 
     scheme: str = "W4A16"
@@ -140,7 +140,11 @@ def _checked(data: Mapping[str, Any], kind: type, origin: str) -> dict[str, Any]
         if name not in known:
             raise InputError(f"{origin}: {key}", "no recipe key has this name", nearest(str(key), known))
         types = _TYPES.get(name)
-        if value is not None and types and (not isinstance(value, types) or (isinstance(value, bool) != (bool in types))):
+        if (
+            value is not None
+            and types
+            and (not isinstance(value, types) or (isinstance(value, bool) != (bool in types)))
+        ):
             wanted = " or ".join(kind.__name__ for kind in types)
             raise InputError(f"{origin}: {key}", f"{value!r} is not a {wanted}", "correct the value")
         checked[name] = value

@@ -29,9 +29,9 @@ REPORTED_PACKAGES = ("torch", "transformers", "safetensors", "tokenizers")
 class LayerRow:
     """One quantised linear as the report shows it.
 
-    `weight_error` is ‖W−Ŵ‖/‖W‖ of the weight that was rounded; `output_error` the relative root mean square error of the
-    layer's output on the calibration text, null without calibration. `transformed` says that a transform rescaled the
-    weight first, so that it no longer equals the source's.
+    `weight_error` is ‖W−Ŵ‖/‖W‖ of the weight that was rounded; `output_error` the relative root mean square error of
+    the layer's output on the calibration text, null without calibration. `transformed` says that a transform rescaled
+    the weight first, so that it no longer equals the source's.
     """
 
     name: str
@@ -186,7 +186,7 @@ tags: [compress, quantized]
 ---
 # {model}, {report.recipe.scheme}
 
-Quantised with `compress` {report.versions['compress']}:
+Quantised with `compress` {report.versions["compress"]}:
 
 ```
 {report.command}
@@ -195,13 +195,13 @@ Quantised with `compress` {report.versions['compress']}:
 | | |
 |---|---|
 | scheme, method | {report.recipe.scheme}, {report.recipe.method} |
-| tensors before | {total['bytes_before']:,} bytes |
-| tensors after | {total['bytes_after']:,} bytes |
-| bits per weight, packed linears | {total['bits_per_weight']:.3f} |
-| bits per weight, whole model | {total['bits_per_weight_model']:.3f} |
+| tensors before | {total["bytes_before"]:,} bytes |
+| tensors after | {total["bytes_after"]:,} bytes |
+| bits per weight, packed linears | {total["bits_per_weight"]:.3f} |
+| bits per weight, whole model | {total["bits_per_weight_model"]:.3f} |
 | calibration | {calibrated} |
 | source sha256 | `{report.source_sha256}` |
 
-Load it with `compress_llm.load(directory)`, or with transformers, vLLM or SGLang through `compressed-tensors`. Every layer
-is listed in `{TABLE}`, every setting and hash in `{REPORT}`. Check it with `compress verify`.
+Load it with `compress_llm.load(directory)`, or with transformers, vLLM or SGLang through `compressed-tensors`. Every
+layer is listed in `{TABLE}`, every setting and hash in `{REPORT}`. Check it with `compress verify`.
 """

@@ -47,9 +47,7 @@ def states(stream: Stream) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_states_after_every_block_are_those_of_the_whole_model(
-    kind: str, save_model: Callable[..., Path]
-) -> None:
+def test_states_after_every_block_are_those_of_the_whole_model(kind: str, save_model: Callable[..., Path]) -> None:
     from transformers import AutoModelForCausalLM
 
     directory = save_model(kind, dtype=torch.float32, **MODELS[kind])

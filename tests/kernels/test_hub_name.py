@@ -25,12 +25,12 @@ config = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, 
 print("logits", *AutoModelForCausalLM.from_config(config)(torch.tensor([[1, 2]])).logits.shape)
 """
 HUB = """
-__version__ = "9"
+from unittest.mock import MagicMock
 from .inner import Marker
 def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
-    return lambda *args, **kwargs: lambda target: target
+    return MagicMock()
 """
 
 

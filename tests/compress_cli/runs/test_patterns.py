@@ -27,7 +27,9 @@ def test_what_a_pattern_matches(pattern: str, count: int) -> None:
 
 
 def test_nothing_matched_names_the_pattern_and_a_near_name() -> None:
-    with pytest.raises(InputError, match=r"--ignore model.layers.0.mlp.up_pro: .*did you mean 'model.layers.0.mlp.up_proj'"):
+    with pytest.raises(
+        InputError, match=r"--ignore model.layers.0.mlp.up_pro: .*did you mean 'model.layers.0.mlp.up_proj'"
+    ):
         matching(["model.layers.0.mlp.up_pro"], NAMES, "--ignore")
 
 

@@ -30,14 +30,19 @@ def test_every_linear_of_the_blocks_is_quantised_and_the_rest_is_kept(tiny_llama
 
 
 def test_group_size_auto_fits_each_layer(tiny_llama: Path) -> None:
-    sizes = {layer.name.rpartition(".")[2]: layer.scheme.group_size for layer in plan_of(tiny_llama, group_size="auto").quantized}
+    sizes = {
+        layer.name.rpartition(".")[2]: layer.scheme.group_size
+        for layer in plan_of(tiny_llama, group_size="auto").quantized
+    }
     assert sizes["q_proj"] == 64
     assert sizes["down_proj"] == 32
 
 
 def test_group_size_auto_falls_back_to_channel(save_model: Callable[..., Path]) -> None:
     model = save_model("Llama", hidden_size=72, head_dim=18, intermediate_size=96)
-    sizes = {layer.name.rpartition(".")[2]: layer.scheme.group_size for layer in plan_of(model, group_size="auto").quantized}
+    sizes = {
+        layer.name.rpartition(".")[2]: layer.scheme.group_size for layer in plan_of(model, group_size="auto").quantized
+    }
     assert sizes["q_proj"] is None and sizes["down_proj"] == 32
 
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compress_llm.compress_cli.runs import quantize as module
-from compress_llm.compress_cli.runs.quantize import prepare, quantize
+from compress_llm.compress_cli.runs.job import prepare
+from compress_llm.compress_cli.runs.quantize import quantize
 from compress_llm.compress_cli.runs.recipe import Recipe, Rule
 from compress_llm.formats.checkpoint import Checkpoint
 from compress_llm.formats.errors import InputError
@@ -175,5 +176,7 @@ def test_experts_and_fused_projections_go_the_whole_way(save_model: Callable[...
     for kind, extra in kinds.items():
         model = save_model(kind, **extra)
         for method in ("rtn", "awq,gptq"):
-            report = quantize(str(model), tmp_path / f"{kind}-{method}", Recipe(method=method, group_size=32, **SMALL_RUN))
+            report = quantize(
+                str(model), tmp_path / f"{kind}-{method}", Recipe(method=method, group_size=32, **SMALL_RUN)
+            )
             assert all(row.weight_error < 0.5 for row in report.layers)
