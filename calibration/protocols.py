@@ -5,7 +5,7 @@ which of them are scored. The evaluator only ever sees windows; a new protocol i
 
 `wikitext2-*` is the protocol of the GPTQ, SparseGPT and AWQ papers, whose windows have 2,048 or 4,096 tokens.
 `hf-stride` is the evaluation script of HQQ, with the weight of its first window. `llama.cpp-512` is `llama-perplexity`:
-the second half of each chunk is scored, and a BOS, where the tokenizer adds one, replaces the first token of each chunk.
+the second half of each chunk is scored, and where the tokenizer adds a BOS, one replaces the first token of each chunk.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..formats.errors import InputError, nearest
 from .sources import Corpus
-from .tokenizer import adds_bos, encode, ids_sha256
+from .tokenizer import adds_bos, bos_id, encode, ids_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,6 +67,7 @@ class Cut:
 class Protocol:
     """A row of the table.
 
+    `text` gives a corpus as one string, and what it put between the rows; `spans` cuts a number of tokens into windows.
     `bos`: `none` adds no special tokens; `once` what the tokenizer adds to a text by itself; `window` a BOS in front of
     each window, inside its length, or in place of its first token with `bos_replaces`. `context` leading tokens of a
     window are never scored. `stride` None is the window's length. `free` names what the user may set; `text_sha256` is
@@ -74,7 +75,7 @@ class Protocol:
     """
 
     name: str
-    text: Callable[[Corpus], str]
+    text: Callable[[Corpus], tuple[str, str]]
     spans: Callable[[int, Protocol], Iterator[Span]]
     window: int = DEFAULT_WINDOW
     stride: int | None = None
@@ -97,10 +98,10 @@ class Protocol:
 
     def cut(self, corpus: Corpus, tokenizer: PreTrainedTokenizerBase) -> Cut:
         """The windows of `corpus`. Raises InputError when it is too short for one, or a BOS is asked of no BOS."""
-        text = self.text(corpus)
+        text, join = self.text(corpus)
         row = self._with_tokenizer(tokenizer)
         ids = encode(tokenizer, text, special=row.bos == "once" or (row.bos == "window" and row.bos_replaces))
-        bos = tokenizer.bos_token_id if row.bos == "window" else None
+        bos = bos_id(tokenizer) if row.bos == "window" else None
         windows = [_window(ids, span, bos, row.bos_replaces) for span in row.spans(len(ids), row)]
         if not windows:
             raise InputError(
@@ -109,30 +110,29 @@ class Protocol:
                 "give more text, or --protocol plain with a smaller --window",
             )
         text_sha256 = hashlib.sha256(text.encode()).hexdigest()
-        record = row._record(tokenizer, ids, text_sha256)
+        record = {**row._record(tokenizer, ids), "join": join, "text_sha256": text_sha256}
         return Cut(windows, record, tuple(row._doubts(text_sha256)))
 
     def _with_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> Protocol:
         """The row with what only the tokenizer knows filled in."""
         if self.bos_replaces and not adds_bos(tokenizer):
             return replace(self, bos="none")
-        if self.bos == "window" and tokenizer.bos_token_id is None:
+        if self.bos == "window" and bos_id(tokenizer) is None:
             raise InputError("--bos window", "the model's tokenizer has no BOS token", "use --bos none")
         return self
 
     def _record(
         self, tokenizer: PreTrainedTokenizerBase, ids: Tensor, text_sha256: str
     ) -> dict[str, str | int | bool | None]:
-        leads = self.bos == "window" or (self.bos == "once" and ids[:1].tolist() == [tokenizer.bos_token_id])
+        leads = self.bos == "window" or (self.bos == "once" and ids[:1].tolist() == [bos_id(tokenizer)])
         return {
             "name": self.name,
             "window": self.window,
             "stride": self.stride or self.window,
             "bos": self.bos,
-            "bos_token_id": tokenizer.bos_token_id if leads else None,
+            "bos_token_id": bos_id(tokenizer) if leads else None,
             "context": self.context,
             "tail": self.tail,
-            "text_sha256": text_sha256,
             "text_tokens": len(ids),
             "ids_sha256": ids_sha256(ids),
         }
@@ -176,17 +176,18 @@ def _ends(tokens: int, row: Protocol) -> Iterator[Span]:
             yield Span(begin, stop, scored, stop - start)
 
 
-def _as_it_stands(corpus: Corpus) -> str:
-    return corpus.text()
+def _as_it_stands(corpus: Corpus) -> tuple[str, str]:
+    return corpus.text(), corpus.separator
 
 
-def _wikitext_rows(corpus: Corpus) -> str:
+def _wikitext_rows(corpus: Corpus) -> tuple[str, str]:
     """Rows joined by two newlines: a line keeps its own newline, a row of white space is the empty string."""
-    return "\n\n".join(row if row.strip() else "" for row in corpus.strings())
+    join = "\n\n"
+    return join.join(row if row.strip() else "" for row in corpus.strings()), join
 
 
-def _without_last_newline(corpus: Corpus) -> str:
-    return corpus.text().removesuffix("\n")
+def _without_last_newline(corpus: Corpus) -> tuple[str, str]:
+    return corpus.text().removesuffix("\n"), corpus.separator
 
 
 def _wikitext2(window: int) -> Protocol:

@@ -52,7 +52,12 @@ class Corpus:
 
     def text(self) -> str:
         """The whole corpus as one string: lines as they stand, documents with an empty line between them."""
-        return ("" if self.unit == "line" else "\n\n").join(self.strings())
+        return self.separator.join(self.strings())
+
+    @property
+    def separator(self) -> str:
+        """What stands between two rows in the text."""
+        return "" if self.unit == "line" else "\n\n"
 
     def documents(self) -> list[str]:
         """The documents of a text corpus: a file of lines is one."""
@@ -159,7 +164,7 @@ def _read_saved(path: Path, split: Split) -> tuple[list[Any], Unit]:
             f"--dataset {path}", "it is not a directory saved by datasets", "write it with save_to_disk"
         ) from error
     if isinstance(loaded, datasets.DatasetDict):
-        loaded = loaded[_pick_split(path, list(loaded), split)]
+        loaded = loaded[_pick_split(path, [str(name) for name in loaded], split)]
     column = _column(path, loaded.column_names)
     return _rows(path, list(loaded[column]), column)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from .lanes import Stage, StagedRun
 from .statistics import Field, Stats
 from .windows import Windows
 
+Part = Literal["all", "fit", "held"]
 OnStage = Callable[[Stage, Stats, list[Tensor]], Mapping[str, Tensor]]
 
 
@@ -137,8 +138,11 @@ class Stream:
         """Drop the block's weights."""
         block.module.to("meta")
 
-    def collect(self, block: Block, wanted: Iterable[Field], track: Track = silent) -> dict[Stage, Stats]:
-        """Input statistics of every stage with the block's present weights; the states do not move on."""
+    def collect(self, block: Block, wanted: Iterable[Field], part: Part = "all") -> dict[Stage, Stats]:
+        """Input statistics of every stage with the block's present weights; the states do not move on.
+
+        `part` "held" is every fourth batch (of two, the second), "fit" the others.
+        """
         fields = frozenset(wanted)
         stats = {stage: Stats() for stage in block.stages}
         keep: list[Tensor | None] = [None]
@@ -147,18 +151,19 @@ class Stream:
             for stage in block.stages
         ]
         try:
-            for number in track(range(len(self._batches)), "statistics", len(self._batches)):
-                keep[0] = self._batches[number].keep
-                self._forward(block, self._batches[number])
+            for number, batch in enumerate(self._batches):
+                held = number % 4 == 3 or (len(self._batches) < 4 and number == len(self._batches) - 1)
+                if part == "all" or held == (part == "held"):
+                    keep[0] = batch.keep
+                    self._forward(block, batch)
         finally:
             for hook in hooks:
                 hook.remove()
         return stats
 
-    def advance(self, block: Block, track: Track = silent) -> None:
+    def advance(self, block: Block) -> None:
         """Move the states through the block with its present weights."""
-        for number in track(range(len(self._batches)), "advancing", len(self._batches)):
-            batch = self._batches[number]
+        for batch in self._batches:
             batch.hidden = self._forward(block, batch).to("cpu", self._host_dtype)
 
     def advance_staged(self, block: Block, on_stage: OnStage, wanted: Iterable[Field]) -> None:

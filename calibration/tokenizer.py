@@ -57,8 +57,14 @@ def encode_all(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list
 
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer puts its BOS token in front of a text by itself."""
-    ids = tokenizer("a", return_attention_mask=False)["input_ids"]
-    return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+    bos = bos_id(tokenizer)
+    return bos is not None and encode(tokenizer, "a", special=True)[:1].tolist() == [bos]
+
+
+def bos_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id of the tokenizer's BOS token, None where it has none."""
+    token = tokenizer.bos_token_id
+    return token if isinstance(token, int) else None
 
 
 def ids_sha256(ids: Tensor) -> str:

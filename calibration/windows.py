@@ -117,7 +117,7 @@ def _chat_windows(
     length = max(map(len, rows))
     if length == 0:
         raise InputError("chat template", "it makes 0 windows: every conversation is empty", "correct the rows")
-    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None), 0)
+    pad = next((token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(token, int)), 0)
     ids = torch.full((len(rows), length), pad, dtype=torch.int64)
     keep = torch.zeros(len(rows), length, dtype=torch.bool)
     for index, row in enumerate(rows):
@@ -134,7 +134,7 @@ def _templated(tokenizer: PreTrainedTokenizerBase, conversation: Conversation, n
     if not tokenizer.chat_template:
         raise InputError("`messages` rows", "the model's tokenizer has no chat template", "give rows with `text`")
     try:
-        encoded = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
+        encoded: Any = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)
     except (TemplateError, TypeError, KeyError) as error:
         raise InputError(
             f"conversation {number}", f"the model's chat template refuses it ({error})", "correct the row"

@@ -23,7 +23,10 @@ from .scheme import Scheme
 
 
 class PackQuantized:
-    """The packing of INT4 and INT8 weight-only schemes, symmetric and asymmetric."""
+    """The packing of INT4 and INT8 weight-only schemes, symmetric and asymmetric.
+
+    How zero points are stored is in three methods of their own: a relative of this layout differs there only.
+    """
 
     name = "pack-quantized"
 
@@ -33,7 +36,7 @@ class PackQuantized:
         layout: Layout = {"weight_packed": (torch.int32, (out_features, words(in_features, bits)))}
         layout.update(scale_layout(scheme, out_features, in_features, scale_dtype))
         if not scheme.symmetric:
-            layout["weight_zero_point"] = (torch.int32, (words(out_features, bits), scheme.groups(in_features)))
+            layout["weight_zero_point"] = self.zero_layout(scheme, out_features, in_features, scale_dtype)
         layout["weight_shape"] = (torch.int64, (2,))
         return layout
 
@@ -45,7 +48,7 @@ class PackQuantized:
         bits, zero = rounded.scheme.grid.bits, rounded.params.zero
         tensors = {"weight_packed": pack_rows(rounded.codes, bits), **scale_tensors(rounded)}
         if zero is not None:
-            tensors["weight_zero_point"] = pack_rows(zero.T, bits).T.contiguous()
+            tensors["weight_zero_point"] = self.pack_zero(zero, bits)
         tensors["weight_shape"] = torch.tensor(rounded.shape, dtype=torch.int64, device=rounded.codes.device)
         return held_to(tensors, self.layout(*layout_of(rounded)))
 
@@ -63,6 +66,23 @@ class PackQuantized:
             raise InputError("weight_shape", cause, "use a checkpoint whose tensors fit its config.json")
         bits, zero = scheme.grid.bits, None
         if not scheme.symmetric:
-            zero = unpack_rows(tensors["weight_zero_point"].T, bits, out_features).T.contiguous()
+            zero = self.unpack_zero(tensors["weight_zero_point"], bits, out_features)
         codes = unpack_rows(tensors["weight_packed"], bits, in_features)
         return Rounded(scheme, codes, QParams(tensors["weight_scale"], zero), tensors.get("input_scale"))
+
+    def zero_layout(
+        self, scheme: Scheme, out_features: int, in_features: int, scale_dtype: torch.dtype
+    ) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Dtype and shape of the zero points. Raises ValueError for a scheme whose zero points are of another kind."""
+        del scale_dtype
+        if scheme.zero_dtype != "int":
+            raise ValueError(f"{scheme.name} has real-valued zero points, which {self.name} does not store")
+        return torch.int32, (words(out_features, scheme.grid.bits), scheme.groups(in_features))
+
+    def pack_zero(self, zero: Tensor, bits: int) -> Tensor:
+        """Zero points [out, groups] as they are stored."""
+        return pack_rows(zero.T, bits).T.contiguous()
+
+    def unpack_zero(self, stored: Tensor, bits: int, out_features: int) -> Tensor:
+        """The inverse of `pack_zero`."""
+        return unpack_rows(stored.T, bits, out_features).T.contiguous()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, nearest
+from .float_zero import FloatZero
 from .int_quantized import IntQuantized
 from .layout import Layout
 from .pack_quantized import PackQuantized
@@ -49,7 +50,7 @@ class Packing(Protocol):
         ...
 
 
-PACKINGS: dict[str, Packing] = {row.name: row for row in (PackQuantized(), IntQuantized())}
+PACKINGS: dict[str, Packing] = {row.name: row for row in (PackQuantized(), IntQuantized(), FloatZero())}
 
 
 def packing(scheme: Scheme) -> Packing:

@@ -86,7 +86,7 @@ def _weight_arguments(scheme: Scheme) -> dict[str, object]:
         "dynamic": False,
     }
     if not scheme.symmetric:
-        arguments["zp_dtype"] = "torch.int8"
+        arguments["zp_dtype"] = "torch.int8" if scheme.zero_dtype == "int" else None
     return arguments
 
 

@@ -73,9 +73,12 @@ class Scheme:
         return replace(self, strategy="group", group_size=group_size)
 
     def with_symmetry(self, symmetric: bool) -> Scheme:
-        """The same scheme with or without zero points, named so. Raises InputError where the layout has none."""
-        if not symmetric and self.packing != "pack-quantized":
-            raise InputError("--asym", f"scheme {self.name} stores no zero points", "leave --asym out")
+        """The same scheme with or without zero points, named so. Raises InputError where the layout has no choice."""
+        if symmetric == self.symmetric:
+            return self
+        if self.packing != "pack-quantized":
+            flag, has = ("--sym", "always has") if symmetric else ("--asym", "stores no")
+            raise InputError(flag, f"scheme {self.name} {has} zero points", f"leave {flag} out")
         name = self.name.removesuffix("_ASYM") + ("" if symmetric else "_ASYM")
         return replace(self, name=name, symmetric=symmetric)
 
@@ -85,6 +88,7 @@ SCHEMES: dict[str, Scheme] = {
     for row in (
         Scheme("W4A16", INT4, "pack-quantized"),
         Scheme("W4A16_ASYM", INT4, "pack-quantized", symmetric=False),
+        Scheme("W4A16_HQQ", INT4, "compress-int4-float-zero", group_size=64, symmetric=False, zero_dtype="float"),
         Scheme("W8A16", INT8, "pack-quantized", strategy="channel", group_size=None),
         Scheme(
             "W8A8",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -102,4 +103,5 @@ def _is_plain(module: nn.Module) -> bool:
 def _separate(module: nn.Module, names: Projections) -> Experts:
     down = module.get_parameter(DOWN)
     count, width, inner = down.shape
-    return Experts(Expert(width, inner, names, module.act_fn, down.dtype) for _ in range(count))
+    act = cast(Activation, module.act_fn)
+    return Experts(Expert(width, inner, names, act, down.dtype) for _ in range(count))

@@ -41,9 +41,7 @@ class PackedLinear(nn.Module):
         """[..., in_features] to [..., out_features], in the dtype of `x`."""
         return matmul(x, self.tensors, self.scheme, (self.out_features, self.in_features), self.bias)
 
-    def weight_rows(
-        self, start: int = 0, stop: int | None = None, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
+    def weight_rows(self, start: int = 0, stop: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows `start` to `stop` of the weight, decoded to `dtype`: [rows, in_features].
 
         For logits over a part of the vocabulary at a time.

@@ -17,7 +17,7 @@ from ..formats.scheme import Activation, Scheme
 
 WORD_BITS = 32
 Decode = Callable[[Mapping[str, Tensor], Scheme, int, slice], Tensor]
-"""(tensors by suffix, scheme, inputs, rows) to codes with zero points taken off, int32 [rows, inputs]."""
+"""(tensors by suffix, scheme, inputs, rows) to codes with zero points taken off, integer or float32 [rows, inputs]."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def decode_rows(
     rows = slice(start, out_features if stop is None else stop)
     scale = tensors["weight_scale"][rows]
     codes = reference.codes(tensors, scheme, in_features, rows)
-    values = codes.to(torch.float32).view(codes.shape[0], scale.shape[1], -1) * scale.to(torch.float32).unsqueeze(-1)
-    return values.view(codes.shape).to(dtype)
+    values = codes.to(torch.float32).view(codes.shape[0], scale.shape[1], -1)
+    return values.mul_(scale.to(torch.float32).unsqueeze(-1)).view(codes.shape).to(dtype)
 
 
 def quantize_activation(x: Tensor, activation: Activation, input_scale: Tensor | None = None) -> Tensor:
@@ -82,7 +82,7 @@ def _unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
     """The first `count` codes of each row of int32 `words`, lowest bits first, stored with the offset 2^(bits-1)."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32, device=words.device)
     fields = words.unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_((1 << bits) - 1)
-    return fields.flatten(1)[:, :count] - (1 << (bits - 1))
+    return fields.flatten(1)[:, :count].sub_(1 << (bits - 1))
 
 
 def _packed_codes(tensors: Mapping[str, Tensor], scheme: Scheme, in_features: int, rows: slice) -> Tensor:
@@ -95,6 +95,13 @@ def _packed_codes(tensors: Mapping[str, Tensor], scheme: Scheme, in_features: in
     first = rows.start // per_word
     columns = tensors["weight_zero_point"][first : -(-rows.stop // per_word)].T
     zeros = _unpack_words(columns, bits, rows.stop - first * per_word)[:, rows.start - first * per_word :].T
+    return (codes.view(*zeros.shape, -1) - zeros.unsqueeze(-1)).view(codes.shape)
+
+
+def _float_zero_codes(tensors: Mapping[str, Tensor], scheme: Scheme, in_features: int, rows: slice) -> Tensor:
+    """`compress-int4-float-zero`: words as in `pack-quantized`; the zero points are real numbers, and so is the result."""
+    codes = _unpack_words(tensors["weight_packed"][rows], scheme.grid.bits, in_features)
+    zeros = tensors["weight_zero_point"][rows].to(torch.float32)
     return (codes.view(*zeros.shape, -1) - zeros.unsqueeze(-1)).view(codes.shape)
 
 
@@ -119,5 +126,6 @@ def _plain_suffixes(scheme: Scheme) -> tuple[str, ...]:
 
 REFERENCES: dict[str, Reference] = {
     "pack-quantized": Reference(_packed_codes, _packed_suffixes),
+    "compress-int4-float-zero": Reference(_float_zero_codes, _packed_suffixes),
     "int-quantized": Reference(_plain_codes, _plain_suffixes),
 }

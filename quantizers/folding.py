@@ -71,5 +71,7 @@ def apply(feed: LiveFeed, scale: Tensor, stored: torch.dtype) -> Tensor:
     columns = spread(done, source)
     for target in feed.targets:
         target.weight.mul_(columns.to(target.weight.dtype))
-    feed.stats.rescale(columns.float())
+    for stats in (feed.stats, feed.held):
+        if stats is not None:
+            stats.rescale(columns.float())
     return columns.float()

@@ -90,12 +90,14 @@ class LiveFeed:
     """A feed of `formats/architectures.py` with its tensors: every linear that reads one input, and what produces it.
 
     `source` is None where nothing is known that a scale could move into. `targets` must be all readers of the input,
-    quantised or not (a router too). `stats` are of that input and are rescaled with it.
+    quantised or not (a router too). `stats` are of that input and are rescaled with it, and so are `held`: the same
+    statistics of tokens that no search looks at.
     """
 
     source: Source | None
     targets: Sequence[Target]
     stats: Stats
+    held: Stats | None = None
 
 
 class Transform(Protocol):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from ..formats.errors import InputError, nearest
 from .awq import AWQ
 from .gptq import GPTQ
+from .hqq import HQQ
 from .method import Rounding, Transformation
 from .rtn import RTN
+from .smoothquant import SMOOTHQUANT
 
-ROUNDINGS: dict[str, Rounding] = {row.name: row for row in (RTN, GPTQ)}
-TRANSFORMS: dict[str, Transformation] = {row.name: row for row in (AWQ,)}
+ROUNDINGS: dict[str, Rounding] = {row.name: row for row in (RTN, HQQ, GPTQ)}
+TRANSFORMS: dict[str, Transformation] = {row.name: row for row in (AWQ, SMOOTHQUANT)}
 
 
 def rounding(name: str) -> Rounding:

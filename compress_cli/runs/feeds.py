@@ -50,24 +50,28 @@ def live_feeds(
     schemes: Mapping[str, Scheme | None],
     stats: Mapping[Stage, Stats],
     heads: Heads,
+    held: Mapping[Stage, Stats] | None = None,
 ) -> Iterator[LiveFeed]:
     """Every input that linears of the block share, with its producer where the architecture's is known.
 
-    `schemes` maps linear names to their scheme (None where they stay), `prefix` ends with a dot.
+    `schemes` maps linear names to their scheme (None where they stay), `prefix` ends with a dot. `held` are statistics
+    of tokens kept out of the search.
     """
     remaining = dict(stats)
     for feed in facts.feeds:
         for expert in _experts(feed, prefix, weights):
             names = [prefix + target.replace("*", expert) for target in _expanded(feed, prefix, weights, expert)]
             stages = [stage for stage in remaining if set(stage) <= set(names)]
-            found = [remaining.pop(stage) for stage in stages]
-            if not found:
+            if not stages:
                 continue
+            found = _merged([remaining.pop(stage) for stage in stages])
+            kept = None if held is None else _merged([held[stage] for stage in stages])
             readers = names + [prefix + other for other in feed.also]
             targets = [Target(name, weights[f"{name}.weight"], schemes.get(name)) for name in readers]
-            yield LiveFeed(_source(feed, facts, prefix, expert, weights, heads), targets, _merged(found))
+            yield LiveFeed(_source(feed, facts, prefix, expert, weights, heads), targets, found, kept)
     for stage, seen in remaining.items():
-        yield LiveFeed(None, [Target(name, weights[f"{name}.weight"], schemes.get(name)) for name in stage], seen)
+        targets = [Target(name, weights[f"{name}.weight"], schemes.get(name)) for name in stage]
+        yield LiveFeed(None, targets, seen, None if held is None else held[stage])
 
 
 def _expanded(feed: Feed, prefix: str, weights: Mapping[str, Tensor], expert: str) -> Sequence[str]:

@@ -34,7 +34,6 @@ class Job:
     model: str
     plan: Plan
     methods: Chain
-    fields: frozenset[Any]
     windows: Windows | None
     dataset: dict[str, Any] | None
     device: str
@@ -68,8 +67,7 @@ def prepare(
     plan = make_plan(recipe, checkpoint)
     schemes = {layer.scheme for layer in plan.quantized if layer.scheme is not None}
     check_fit(methods, schemes)
-    fields = fields_wanted(methods, schemes)
-    calibrated = bool(fields) or recipe.dataset is not None
+    calibrated = bool(fields_wanted(methods, schemes)) or recipe.dataset is not None
     estimate = peak_memory_estimate(plan, calibrated)
     check_memory(estimate, max_memory)
     windows, dataset = None, None
@@ -80,7 +78,6 @@ def prepare(
         model=_shown_name(model, directory),
         plan=plan,
         methods=methods,
-        fields=fields,
         windows=windows,
         dataset=dataset,
         device=place,

@@ -11,7 +11,10 @@ from ...formats.errors import InputError, nearest
 from ...formats.scheme import Scheme
 from ...quantizers.method import Rounding, Transformation
 from ...quantizers.registry import ROUNDINGS, TRANSFORMS
+from ...quantizers.scales import check_rule
 from .recipe import Recipe
+
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,13 @@ class Chain:
     transforms: tuple[tuple[Transformation, Mapping[str, Any]], ...]
     rounding: Rounding
     options: Mapping[str, Any]
+    auto: bool = False
 
     @property
     def transform_fields(self) -> frozenset[Field]:
-        """Statistics that the transforms look at."""
+        """Statistics that the transforms look at; `auto` may try any of them."""
+        if self.auto:
+            return frozenset({"second_moment", "abs_max", "sample"})
         return frozenset().union(*(transform.needs for transform, _ in self.transforms))
 
     @property
@@ -34,11 +40,15 @@ class Chain:
 
     def label(self) -> str:
         """The names, joined as on the command line."""
+        if self.auto:
+            return AUTO
         return ",".join([transform.name for transform, _ in self.transforms] + [self.rounding.name])
 
 
 def chain(recipe: Recipe) -> Chain:
     """Look the recipe's methods up. Raises InputError for unknown names, a wrong order, unknown settings."""
+    if recipe.methods == (AUTO,):
+        return Chain((), ROUNDINGS["rtn"], _filled(ROUNDINGS["rtn"], _rule(recipe, ROUNDINGS["rtn"]), {}), auto=True)
     names = _checked_names(recipe)
     transforms = [name for name in names if name in TRANSFORMS]
     if len(set(transforms)) != len(transforms):
@@ -50,16 +60,20 @@ def chain(recipe: Recipe) -> Chain:
         rounding, defaults = ROUNDINGS[last.rounding], dict(last.rounding_options)
     else:
         raise InputError(f"--method {recipe.method}", "has no rounding", "add rtn at the end")
-    given = dict(recipe.options.get(rounding.name, {}))
-    if recipe.scale_rule is not None:
-        if "scale_rule" not in rounding.options:
-            raise InputError("--scale-rule", f"{rounding.name} has no choice of scales", "leave it out")
-        given["scale_rule"] = recipe.scale_rule
+    given = {**recipe.options.get(rounding.name, {}), **_rule(recipe, rounding)}
     return Chain(
         tuple((TRANSFORMS[name], _filled(TRANSFORMS[name], recipe.options.get(name, {}), {})) for name in transforms),
         rounding,
         _filled(rounding, given, defaults),
     )
+
+
+def _rule(recipe: Recipe, rounding: Rounding) -> dict[str, Any]:
+    if recipe.scale_rule is None:
+        return {}
+    if "scale_rule" not in rounding.options:
+        raise InputError("--scale-rule", f"{rounding.name} has no choice of scales", "leave it out")
+    return {"scale_rule": check_rule(recipe.scale_rule)}
 
 
 def _checked_names(recipe: Recipe) -> tuple[str, ...]:
@@ -68,7 +82,7 @@ def _checked_names(recipe: Recipe) -> tuple[str, ...]:
         raise InputError("--method", "names no method", "use one of " + ", ".join([*TRANSFORMS, *ROUNDINGS]))
     for name in names:
         if name not in ROUNDINGS and name not in TRANSFORMS:
-            raise InputError(f"--method {name}", "no method has this name", nearest(name, [*TRANSFORMS, *ROUNDINGS]))
+            raise InputError(f"--method {name}", "no method has this name", nearest(name, [AUTO, *TRANSFORMS, *ROUNDINGS]))
     for name in names[:-1]:
         if name in ROUNDINGS:
             raise InputError(f"--method {recipe.method}", f"{name} rounds and must come last", "put transforms first")

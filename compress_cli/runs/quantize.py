@@ -85,22 +85,19 @@ def _stream(
     job: Job, target: OutputDirectory, journal: Journal, track: Track
 ) -> tuple[list[LayerRow], dict[str, dict[str, Any]]]:
     """Work off every unit that the journal does not have; returns all rows and the hash of every tensor."""
-    worker = Worker(job.plan, job.methods, job.fields, _open_stream(job, track), job.device)
-    rows: list[LayerRow] = []
-    hashes: dict[str, str] = {}
+    worker = Worker(job.plan, job.methods, _open_stream(job, track), job.device)
     units = job.plan.units
     for unit in track(units, "quantising", len(units)):
         entry = journal.completed.get(unit.index)
         if entry is not None and target.has_part(unit.index, entry.hashes):
             worker.replay(unit, target.read_part(unit.index))
-            done = [LayerRow(**row) for row in entry.payload["layers"]]
-            written = entry.hashes
         else:
             outputs, done = worker.unit(unit)
-            written = target.write_part(unit.index, outputs)
-            journal.record(unit.index, written, {"layers": [asdict(row) for row in done]})
-        rows += done
-        hashes.update(written)
+            hashes = target.write_part(unit.index, outputs)
+            journal.record(unit.index, hashes, {"layers": [asdict(row) for row in done]})
+    finished = [journal.completed[unit.index] for unit in units]  # read back, so that a resumed run says the same
+    rows = [LayerRow(**row) for entry in finished for row in entry.payload["layers"]]
+    hashes = {name: digest for entry in finished for name, digest in entry.hashes.items()}
     tensors = {
         name: {"sha256": hashes[name], "dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}
         for name, (dtype, shape) in sorted(job.plan.tensors.items())

@@ -147,6 +147,7 @@ def test_standard_error_is_that_of_the_mean_over_equal_windows(bigram: Callable)
     measured = evaluate(model, windows)
     assert measured.nll.stderr == pytest.approx(float(means.std() / math.sqrt(10)), rel=1e-9)
     assert measured.perplexity is not None
+    assert measured.nll.stderr is not None
     assert measured.perplexity.stderr == pytest.approx(measured.perplexity.value * measured.nll.stderr, rel=1e-9)
     assert evaluate(model, windows, limit=1).nll.stderr is None
 

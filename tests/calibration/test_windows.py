@@ -65,8 +65,17 @@ def test_a_large_corpus_is_read_no_further_than_needed(word_tokenizer: Callable)
 
     windows = calibration_windows(corpus, Counting(), 10, 10, 0)
     assert windows.ids.shape == (10, 10)
-    assert seen == 256
+    assert 100 <= seen < 150
     assert windows.ids.flatten().tolist() != [3 + index % 20 for index in range(100)]
+
+
+def test_a_long_document_is_taken_in_pieces_of_whole_lines(word_tokenizer: Callable) -> None:
+    line = words(*range(20)) + "\n"
+    corpus = Corpus("c", "", [line * 2000])
+    windows = calibration_windows(corpus, word_tokenizer(), 50, 20, 0)
+    assert windows.ids.tolist() == [list(range(3, 23))] * 50
+    everything = calibration_windows(corpus, word_tokenizer(), 2001, 20, 0)
+    assert everything.ids.shape == (2000, 20)
 
 
 def test_fewer_windows_than_asked_for_is_said(word_tokenizer: Callable) -> None:

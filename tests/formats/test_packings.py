@@ -25,6 +25,8 @@ def random_rounded(scheme: Scheme, rows: int, columns: int, dtype: torch.dtype, 
     exponents = torch.empty(shape).uniform_(-14 if dtype == torch.float16 else -120, 10, generator=generator)
     scale = torch.exp2(exponents).to(dtype).clamp_(limits.tiny, limits.max)
     zero = None if scheme.symmetric else torch.randint(low, high, shape, generator=generator).to(torch.int8)
+    if zero is not None and scheme.zero_dtype == "float":
+        zero = (zero + torch.rand(shape, generator=generator)).to(dtype)
     static = scheme.activation is not None and not scheme.activation.dynamic
     return Rounded(
         scheme, codes, QParams(scale, zero), torch.rand(1, generator=generator).to(dtype) if static else None

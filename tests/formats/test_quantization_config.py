@@ -18,9 +18,13 @@ NAMES = [*LINEARS, "lm_head"]
 W4 = SCHEMES["W4A16"].with_group(64)
 
 
+STOCK = [scheme for scheme in SCHEMES.values() if not scheme.packing.startswith("compress-")]
+OWN = [scheme for scheme in SCHEMES.values() if scheme not in STOCK]
+
+
 @st.composite
 def any_scheme(draw: st.DrawFn) -> Scheme:
-    scheme = draw(st.sampled_from(list(SCHEMES.values())))
+    scheme = draw(st.sampled_from(STOCK))
     if scheme.packing == "pack-quantized":
         scheme = scheme.with_symmetry(draw(st.booleans()))
     return scheme.with_group(draw(st.sampled_from([32, 24, "channel"]))) if scheme.groupable else scheme
@@ -43,6 +47,14 @@ def test_what_is_built_is_accepted_and_read_back(schemes, actorder):
         assert not any("Linear" in group["targets"] for group in config["config_groups"].values())
     rewritten = {**json.loads(accepted.model_dump_json()), "quant_method": "compressed-tensors"}
     assert parse(rewritten, NAMES) == schemes
+
+
+@pytest.mark.parametrize("own", OWN, ids=lambda scheme: scheme.name)
+def test_layouts_of_our_own_are_read_back_also_beside_stock_ones(own):
+    mixed = {LINEARS[0]: own.with_group(32), LINEARS[1]: W4, "lm_head": own.with_group("channel")}
+    for schemes in (dict.fromkeys(LINEARS, own), mixed):
+        ignored = [name for name in NAMES if name not in schemes]
+        assert parse(json.loads(json.dumps(build(schemes, ignored))), NAMES) == schemes
 
 
 def test_one_scheme_in_full():

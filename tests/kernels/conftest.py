@@ -79,7 +79,9 @@ def save(tmp_path_factory: pytest.TempPathFactory) -> Save:
 def pack(save: Save, tmp_path: Path) -> Pack:
     """`pack(architecture, scheme, ...)`: a packed directory, and a dense one that holds its decoded weights."""
 
-    def packed(name: str, scheme: Scheme, suffix: str = "_proj.weight", head: Scheme | None = None) -> tuple[Path, Path]:
+    def packed(
+        name: str, scheme: Scheme, suffix: str = "_proj.weight", head: Scheme | None = None
+    ) -> tuple[Path, Path]:
         source = save(name)
         config = json.loads((source / "config.json").read_text())
         tensors = load_file(source / "model.safetensors")

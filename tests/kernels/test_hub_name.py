@@ -56,7 +56,9 @@ def hub(tmp_path) -> Path:
     (tmp_path / "kernels" / "inner.py").write_text("class Marker:\n    pass\n")
     info = tmp_path / f"kernels-{import_utils.KERNELS_MIN_VERSION}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kernels\nVersion: {import_utils.KERNELS_MIN_VERSION}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: kernels\nVersion: {import_utils.KERNELS_MIN_VERSION}\n"
+    )
     (info / "top_level.txt").write_text("kernels\n")
     return tmp_path
 

@@ -158,7 +158,10 @@ UP = "model.layers.1.mlp.up_proj"
     [
         ({f"{UP}.weight_scale": None}, rf"{UP}\.weight_scale: is missing"),
         ({f"{UP}.weight_packed": None}, rf"{UP}\.weight_packed: is missing"),
-        ({f"{UP}.{part}": None for part in ("weight_packed", "weight_scale", "weight_shape")}, rf"{UP}\.weight': is missing"),
+        (
+            {f"{UP}.{part}": None for part in ("weight_packed", "weight_scale", "weight_shape")},
+            rf"{UP}\.weight': is missing",
+        ),
         ({f"{UP}.weight_packed": torch.zeros(48, 3, dtype=torch.int32)}, rf"{UP}\.weight_packed: is int32 \[48, 3\]"),
         ({f"{UP}.weight_scale": torch.ones(48, 2)}, rf"{UP}\.weight_scale"),
         ({f"{UP}.weight_shape": torch.tensor([32, 48])}, rf"{UP}\.weight_shape: says \[32, 48\]"),

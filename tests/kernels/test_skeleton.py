@@ -95,7 +95,12 @@ def test_threads_do_not_mix_their_dtypes(save):
 
 def test_what_an_architecture_keeps_in_float32_stays_so():
     config = AutoConfig.for_model(
-        "ernie4_5_moe", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, moe_num_experts=4
+        "ernie4_5_moe",
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        moe_num_experts=4,
     )
     model = empty_model(config, torch.bfloat16)
     dtypes = {name: value.dtype for name, value in model.named_parameters()}

@@ -130,11 +130,13 @@ def test_rounding_after_the_fold_loses_less_than_before_it() -> None:
 
 
 def test_before_gptq_the_search_judges_by_what_gptq_cannot_make_up_for() -> None:
-    weight, stats = outlier_case(out=48, seed=3)
-    assert stats.second_moment is not None
-    x = torch.randn(600, 64, generator=torch.Generator().manual_seed(8)) @ torch.randn(64, 64).mul(0.2).add(torch.eye(64))
+    weight, _ = outlier_case(out=48, seed=3)
+    generator = torch.Generator().manual_seed(8)
+    mix = torch.eye(64) + 0.2 * torch.randn(64, 64, generator=generator)
+    x = torch.randn(600, 64, generator=generator) @ mix
     stats = Stats()
     stats.add(x * torch.linspace(0.2, 3, 64), ["second_moment"])
+    assert stats.second_moment is not None
     losses = {}
     for compensated in (True, False):
         moved, norm = weight.clone(), torch.ones(64)

@@ -31,6 +31,9 @@ RECIPES = {
     "head": Recipe(group_size=32, lm_head="W8A16"),
     "gptq": Recipe(group_size=32, method="gptq", **SMALL_RUN),
     "awq,gptq": Recipe(group_size=32, method="awq,gptq", **SMALL_RUN),
+    "smoothquant": Recipe(scheme="W8A8", method="smoothquant,gptq", **SMALL_RUN),
+    "hqq": Recipe(scheme="W4A16_ASYM", group_size=32, method="hqq"),
+    "auto": Recipe(group_size=32, method="auto", **SMALL_RUN),
     "data": Recipe(group_size=32, **SMALL_RUN),
 }
 
