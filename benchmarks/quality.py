@@ -70,6 +70,7 @@ def recipe_of(config: str, calibration: str, samples: int, length: int) -> Recip
 @click.option("--protocol", default="plain", show_default=True)
 @click.option("--window", type=int)
 @click.option("--limit", type=int, default=20, show_default=True)
+@click.option("--kl-limit", type=int, help="Windows that KL is taken over.  [default: --limit]")
 @click.option("--num-samples", default=64, show_default=True)
 @click.option("--seq-len", default=512, show_default=True)
 @click.option("--device", default="auto", show_default=True)
@@ -83,6 +84,7 @@ def main(
     protocol: str,
     window: int | None,
     limit: int,
+    kl_limit: int | None,
     num_samples: int,
     seq_len: int,
     device: str,
@@ -99,16 +101,11 @@ def main(
         begun = time.monotonic()
         report = compress_llm.quantize(model, root / "out", recipe, device=device, overwrite=True)
         seconds = time.monotonic() - begun
-        result = compress_llm.evaluate(
-            str(root / "out"),
-            reference=model,
-            dataset=text,
-            protocol=protocol,
-            window=window,
-            limit=limit,
-            device=device,
-            dtype=dtype,
-        )
+        settings = {"dataset": text, "protocol": protocol, "window": window, "device": device, "dtype": dtype}
+        result = compress_llm.evaluate(str(root / "out"), reference=model, limit=limit, **settings)
+        few = result
+        if kl_limit is not None:
+            few = compress_llm.evaluate(str(root / "out"), reference=model, limit=kl_limit, **settings)
         scheme, method, group, *rule = config.split(":")
         rows.append(
             Row(
@@ -117,8 +114,8 @@ def main(
                 group or "default",
                 rule[0] if rule else "",
                 report.totals["bits_per_weight"],
-                result.kl,
-                result.kl_stderr,
+                few.kl,
+                few.kl_stderr,
                 result.perplexity,
                 result.reference.perplexity,
                 result.top1_agreement,

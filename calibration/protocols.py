@@ -121,9 +121,7 @@ class Protocol:
             raise InputError("--bos window", "the model's tokenizer has no BOS token", "use --bos none")
         return self
 
-    def _record(
-        self, tokenizer: PreTrainedTokenizerBase, ids: Tensor, text_sha256: str
-    ) -> dict[str, str | int | bool | None]:
+    def _record(self, tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> dict[str, str | int | bool | None]:
         leads = self.bos == "window" or (self.bos == "once" and ids[:1].tolist() == [bos_id(tokenizer)])
         return {
             "name": self.name,

@@ -20,6 +20,8 @@ from ..formats.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+COMPARED_CHARACTERS = 20_000
+
 
 def load_tokenizer(directory: Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer in a model directory, without a connection. Raises InputError when there is none that loads."""
@@ -53,6 +55,16 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tens
 def encode_all(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Ids of each text on its own, with the special tokens that the tokenizer adds by itself."""
     return tokenizer(list(texts), return_attention_mask=False, verbose=False)["input_ids"]
+
+
+def check_same(mine: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase, text: str) -> None:
+    """Raise InputError unless both give the same ids the same meaning and cut the beginning of `text` alike."""
+    sample = text[:COMPARED_CHARACTERS]
+    same = tokenizer_sha256(mine) == tokenizer_sha256(reference)
+    if not same or not torch.equal(encode(mine, sample, special=False), encode(reference, sample, special=False)):
+        raise InputError(
+            "--reference", "its tokenizer is not the model's", "name the model that this one was made from"
+        )
 
 
 def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -99,7 +99,7 @@ def _packed_codes(tensors: Mapping[str, Tensor], scheme: Scheme, in_features: in
 
 
 def _float_zero_codes(tensors: Mapping[str, Tensor], scheme: Scheme, in_features: int, rows: slice) -> Tensor:
-    """`compress-int4-float-zero`: words as in `pack-quantized`; the zero points are real numbers, and so is the result."""
+    """`compress-int4-float-zero`: words as in `pack-quantized`; zero points are real numbers, and so is the result."""
     codes = _unpack_words(tensors["weight_packed"][rows], scheme.grid.bits, in_features)
     zeros = tensors["weight_zero_point"][rows].to(torch.float32)
     return (codes.view(*zeros.shape, -1) - zeros.unsqueeze(-1)).view(codes.shape)

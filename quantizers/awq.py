@@ -2,8 +2,8 @@
 
 Lin et al. 2023, arXiv 2306.00978. The scale of a channel is a power of how large its inputs are, in the duo form also
 of how large its weights are not, and the exponent is searched on a grid. The output error of a linear is
-tr(E H Eᵀ) for the weight error E and the second moment H of its inputs, so the search needs no forward pass; the weights
-of all linears that read one input are judged together. Clipping, the paper's second search, is the scale rule
+tr(E H Eᵀ) for the weight error E and the second moment H of its inputs, so the search needs no forward pass; the
+weights of all linears that read one input are judged together. Clipping, the paper's second search, is the scale rule
 `local-hessian` of the rounding that follows.
 """
 
@@ -73,7 +73,7 @@ def _candidates(pairs: Weighted, energy: Tensor, grid: int, source: Source | Non
 
 
 def _left_over(hessian: Tensor, damp: float) -> Tensor:
-    """The part of each input's energy [in] that inputs rounded after it cannot make up for: what its error costs GPTQ."""
+    """The part of each input's energy [in] that inputs rounded later cannot make up for: what its error costs GPTQ."""
     factor = factorize(hessian, damp, act_order=True)
     return factor.energy[factor.order.argsort()]
 

@@ -82,7 +82,7 @@ def bounded(scale: Tensor, span: float, scale_dtype: torch.dtype) -> Tensor:
 
 
 def search(rows: Tensor, scheme: Scheme, scale_dtype: torch.dtype, cost: Cost) -> QParams:
-    """For each group of `rows` [rows, groups, span] the shrunk range with the least cost; the whole range goes first."""
+    """For each group of `rows` [rows, groups, span] the shrunk range with the least cost; the whole range is first."""
     low, high = value_range(rows)
     best = fit_range(low, high, scheme, scale_dtype)
     least = cost(_error(rows, scheme, best))
@@ -108,6 +108,7 @@ def _error(rows: Tensor, scheme: Scheme, params: QParams) -> Tensor:
 
 
 def value_range(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Least and greatest weight of each group, 0 always between them: two tensors [rows, groups]."""
     low, high = torch.aminmax(rows, dim=-1)
     return low.clamp_(max=0), high.clamp_(min=0)
 

@@ -91,8 +91,8 @@ def test_wikitext2_drops_the_tail_and_scores_the_mean_over_predicted_tokens(word
 
 def test_wikitext2_rows_are_joined_as_the_papers_do(word_tokenizer: Callable) -> None:
     lines = Corpus("c", "", [" = T = \n", " \n", "\n", " w1 \n"], "line")
-    assert PROTOCOLS["wikitext2-2048"].text(lines) == " = T = \n\n\n\n\n\n\n w1 \n"
-    assert PROTOCOLS["plain"].text(lines) == " = T = \n \n\n w1 \n"
+    assert PROTOCOLS["wikitext2-2048"].text(lines) == (" = T = \n\n\n\n\n\n\n w1 \n", "\n\n")
+    assert PROTOCOLS["plain"].text(lines) == (" = T = \n \n\n w1 \n", "")
 
 
 def test_another_text_under_the_name_wikitext2_is_doubted(word_tokenizer: Callable) -> None:
@@ -148,7 +148,7 @@ def test_llama_cpp_scores_the_second_half_behind_a_replaced_first_token(word_tok
 
 
 def test_llama_cpp_leaves_the_last_newline_out() -> None:
-    assert PROTOCOLS["llama.cpp-512"].text(Corpus("c", "", ["a\n\n"])) == "a\n"
+    assert PROTOCOLS["llama.cpp-512"].text(Corpus("c", "", ["a\n\n"]))[0] == "a\n"
 
 
 def test_the_record_says_everything_that_moves_the_figure(word_tokenizer: Callable) -> None:
@@ -162,7 +162,7 @@ def test_the_record_says_everything_that_moves_the_figure(word_tokenizer: Callab
         "tail": "scored",
         "context": 0,
     }
-    assert record["text_tokens"] == 9
+    assert (record["text_tokens"], record["join"]) == (9, "\n\n")
     other = plain(window=4).cut(Corpus("c", "", ["w0 w1 w3"]), word_tokenizer()).record
     assert record["text_sha256"] != other["text_sha256"]
     assert record["ids_sha256"] != other["ids_sha256"]
@@ -212,7 +212,7 @@ def test_a_default_window_shrinks_to_the_model() -> None:
 
 @pytest.mark.skipif(not SHARED.is_file(), reason="WikiText-2 is not part of the project")
 def test_wikitext2_is_the_text_of_the_papers() -> None:
-    text = PROTOCOLS["wikitext2-2048"].text(read_source(str(SHARED)))
+    text, _ = PROTOCOLS["wikitext2-2048"].text(read_source(str(SHARED)))
     assert hashlib.sha256(text.encode()).hexdigest() == WIKITEXT2_TEST
 
 

@@ -25,7 +25,10 @@ def test_words_scales_and_zeros_by_hand() -> None:
     assert int(tensors["weight_packed"][0, 0]) & 0xFFFFFFFF == 0xDCBA98F0
     assert tensors["weight_zero_point"].dtype == torch.bfloat16
     assert tensors["weight_zero_point"].tolist() == [[0.75, -9.5], [0.0, 3.25]]
-    expected = [[-4.375, 3.125, -0.375, 0.125, 23.0, 25.0, 27.0, 29.0], [7, 7, -1, -2, -1.5625, -1.8125, -2.0625, -2.3125]]
+    expected = [
+        [-4.375, 3.125, -0.375, 0.125, 23.0, 25.0, 27.0, 29.0],
+        [7, 7, -1, -2, -1.5625, -1.8125, -2.0625, -2.3125],
+    ]
     assert by_hand().dequantize().tolist() == expected
     assert decode_rows(tensors, HQQ, (2, 8)).tolist() == expected
 

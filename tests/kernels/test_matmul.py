@@ -23,6 +23,8 @@ def weight(name: str) -> tuple[Rounded, dict[str, Tensor]]:
     low, high = int(scheme.grid.lowest), int(scheme.grid.highest) + 1
     groups = (SHAPE[0], scheme.groups(SHAPE[1]))
     zero = None if scheme.symmetric else torch.randint(low, high, groups, dtype=torch.int8)
+    if zero is not None and scheme.zero_dtype == "float":
+        zero = (zero + torch.rand(groups)).to(torch.bfloat16)
     static = scheme.activation is not None and not scheme.activation.dynamic
     rounded = Rounded(
         scheme,

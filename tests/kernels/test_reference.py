@@ -37,6 +37,8 @@ def random_rounded(scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype, s
     codes = torch.randint(low, high, shape, generator=generator).to(torch.int8)
     scale = torch.exp2(torch.randn(groups, generator=generator) * 4 - 6).to(dtype)
     zero = None if scheme.symmetric else torch.randint(low, high, groups, generator=generator).to(torch.int8)
+    if zero is not None and scheme.zero_dtype == "float":
+        zero = (zero + torch.rand(groups, generator=generator)).to(dtype)
     static = scheme.activation is not None and not scheme.activation.dynamic
     return Rounded(scheme, codes, QParams(scale, zero), torch.ones(1, dtype=dtype) if static else None)
 

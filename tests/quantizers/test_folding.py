@@ -35,7 +35,9 @@ def test_norm_to_linears_keeps_the_function_whatever_the_norm_is_stored_in(offse
     first, second = random(8, 16, seed=2), random(4, 16, seed=3)
     before = [x * (norm + offset) @ weight.T for weight in (first, second)]
     stats = seen(x * (norm + offset))
-    feed = LiveFeed(Source("norm", "n", norm, offset=offset), [Target("a", first, None), Target("b", second, None)], stats)
+    feed = LiveFeed(
+        Source("norm", "n", norm, offset=offset), [Target("a", first, None), Target("b", second, None)], stats
+    )
     done = folding.apply(feed, scales(16), stored)
     assert torch.equal(norm, norm.to(stored).double())
     for weight, expected in zip((first, second), before, strict=True):

@@ -1,0 +1,53 @@
+"""Method lists: names, order, settings and fit are checked before any work."""
+
+from __future__ import annotations
+
+import pytest
+
+from compress_llm.compress_cli.runs.methods import chain, check_fit, fields_wanted
+from compress_llm.compress_cli.runs.recipe import Recipe
+from compress_llm.formats.errors import InputError
+from compress_llm.formats.scheme import SCHEMES
+
+
+def test_transform_then_rounding() -> None:
+    found = chain(Recipe(method="awq,gptq", options={"gptq": {"damp": 0.02}}))
+    assert [transform.name for transform, _ in found.transforms] == ["awq"]
+    assert found.rounding.name == "gptq" and found.options["damp"] == 0.02
+    assert found.label() == "awq,gptq"
+
+
+def test_a_transform_alone_brings_its_own_rounding() -> None:
+    found = chain(Recipe(method="awq"))
+    assert found.rounding.name == "rtn" and found.options["scale_rule"] == "local-hessian"
+    assert chain(Recipe(method="awq", scale_rule="minmax")).options["scale_rule"] == "minmax"
+
+
+def test_plain_rounding_needs_no_text_and_static_inputs_do() -> None:
+    assert fields_wanted(chain(Recipe()), {SCHEMES["W4A16"]}) == frozenset()
+    assert fields_wanted(chain(Recipe()), {SCHEMES["W8A8_STATIC"]}) == {"abs_max"}
+    assert "second_moment" in fields_wanted(chain(Recipe(scale_rule="local-hessian")), {SCHEMES["W4A16"]})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (Recipe(method="gtpq"), ("gtpq", "did you mean 'gptq'")),
+        (Recipe(method=""), ("names no method",)),
+        (Recipe(method="gptq,awq"), ("gptq", "must come last")),
+        (Recipe(method="awq,awq,rtn"), ("twice",)),
+        (Recipe(method="auto,gptq"), ("auto",)),
+        (Recipe(scale_rule="msee"), ("--scale-rule msee", "mse")),
+        (Recipe(options={"awq": {}}), ("options: awq", "rtn")),
+        (Recipe(method="gptq", options={"gptq": {"dampp": 1}}), ("dampp", "did you mean 'damp'")),
+    ],
+)
+def test_mistakes_are_named(recipe: Recipe, words: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        chain(recipe)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_method_that_does_not_fit_the_scheme() -> None:
+    with pytest.raises(InputError, match="smoothquant: does not fit W4A16"):
+        check_fit(chain(Recipe(method="smoothquant")), {SCHEMES["W4A16"]})
