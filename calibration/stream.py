@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,14 @@ from ..formats.architectures import Architecture
 from ..formats.checkpoint import Checkpoint
 from ..formats.errors import InputError
 from ..formats.progress import Track, silent
-from ..kernels.skeleton import empty_model, module_name, read_config
+from ..kernels.names import module_name, names_of
+from ..kernels.skeleton import empty_model, read_config
 from .lanes import Stage, StagedRun
 from .statistics import Field, Stats
 from .windows import Windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Part = Literal["all", "fit", "held"]
 OnStage = Callable[[Stage, Stats, list[Tensor]], Mapping[str, Tensor]]
@@ -211,12 +215,14 @@ class Stream:
     def _count(self) -> int:
         return -(-self._windows.ids.shape[0] // self._batch_size)
 
-    def _place(self, model: nn.Module, names: Iterable[str]) -> None:
+    def _place(self, model: PreTrainedModel, names: Iterable[str]) -> None:
         self._assign(model, {name: self._checkpoint.read(name) for name in names})
 
-    def _assign(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    def _assign(self, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
         for name, tensor in weights.items():
-            path, _, leaf = module_name(self._model, name).rpartition(".")
+            if names_of(model).ignored(name):
+                continue
+            path, _, leaf = module_name(model, name).rpartition(".")
             owner = model.get_submodule(path)
             moved = tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
             if leaf in owner._parameters:

@@ -15,8 +15,8 @@ from ..formats.scheme import Scheme
 from .reference import decode_rows, quantize_activation
 
 DECODED_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
-"""Weights decoded before they are multiplied and dropped, by device: bounds the dense copy that exists at any time. On a
-CPU they are few enough to stay in its cache."""
+"""Weights decoded before they are multiplied and dropped, by device: a bound on the dense copy that exists at any time.
+On a CPU they are few enough to stay in its cache."""
 
 
 def matmul(

@@ -46,9 +46,8 @@ def decode_rows(
     reference = REFERENCES[scheme.packing]
     for suffix in reference.suffixes(scheme):
         if suffix not in tensors:
-            raise InputError(
-                suffix, f"is missing from a weight stored as {scheme.packing}", "use a complete checkpoint"
-            )
+            cause = f"is missing from a weight stored as {scheme.packing}"
+            raise InputError(suffix, cause, "use a complete checkpoint")
     out_features, in_features = shape
     rows = slice(start, out_features if stop is None else stop)
     scale = tensors["weight_scale"][rows]
@@ -111,11 +110,8 @@ def _plain_codes(tensors: Mapping[str, Tensor], _scheme: Scheme, _in_features: i
 
 
 def _packed_suffixes(scheme: Scheme) -> tuple[str, ...]:
-    return (
-        ("weight_packed", "weight_scale")
-        if scheme.symmetric
-        else ("weight_packed", "weight_scale", "weight_zero_point")
-    )
+    base = ("weight_packed", "weight_scale")
+    return base if scheme.symmetric else (*base, "weight_zero_point")
 
 
 def _plain_suffixes(scheme: Scheme) -> tuple[str, ...]:

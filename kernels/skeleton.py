@@ -28,6 +28,7 @@ __all__ = ["empty_model", "module_name", "read_config"]
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, ImportError, StrictDataclassError)
 """What transformers raises for a config it cannot make sense of."""
 
+_FIX = "use a model that this transformers knows, or --trust-remote-code if you trust the code in it"
 _BUILDING = Lock()
 """transformers switches initialisation off for the whole process: one model is built at a time."""
 
@@ -92,9 +93,6 @@ def empty_model(
     _fill_buffers(model, model)
     model.tie_weights()
     return model.eval()
-
-
-_FIX = "use a model that this transformers knows, or --trust-remote-code if you trust the code in it"
 
 
 def _first_line(error: Exception) -> str:

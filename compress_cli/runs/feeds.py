@@ -108,7 +108,7 @@ def _source(
     elif feed.part == "up":
         rows = slice(weight.shape[0] // 2, None)
     values = feed.part == "v" or feed.source.endswith("v_proj")
-    shared = heads.value_rows() if values and heads.query != heads.key_value else None
+    shared = heads.value_rows().to(weight.device) if values and heads.query != heads.key_value else None
     return Source("linear", name, weight[rows], None if bias is None else bias[rows], shared=shared)
 
 

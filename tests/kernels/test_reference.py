@@ -94,7 +94,7 @@ def test_plain_codes_decode_as_compressed_tensors_decodes_them(dtype):
 )
 def test_what_formats_packs_means_what_rounded_says(name, group, rows, spans, dtype, data):
     scheme = SCHEMES[name].with_group(group if SCHEMES[name].groupable else "channel")
-    shape = (rows, spans * 8)
+    shape = (rows, spans * 4 if group == 4 else spans * 8)  # four at a time leave words half full
     rounded = random_rounded(scheme, shape, dtype, data.draw(st.integers(0, 2**32)))
     tensors = packing(scheme).pack(rounded)
     start = data.draw(st.integers(0, rows - 1))
