@@ -35,11 +35,14 @@ def search_scale(
     scale_dtype: torch.dtype,
     options: Options,
     source: Source | None = None,
+    *,
+    exact: bool = False,
 ) -> tuple[Tensor, dict[str, Any]]:
     """The scale by source row (float32) under which `weights` (float32 [out, in]) lose least, and how it was found.
 
     All candidates are judged on at most `rows` rows a weight, the `finalists` best and the scale of one on all rows, so
-    the result is never worse than not scaling. Raises InputError without second moments.
+    the result is never worse than not scaling. `exact` tries powers of two only. Raises InputError without second
+    moments.
     """
     if stats.second_moment is None:
         raise InputError("--method awq", "needs calibration statistics", "give a --dataset")
@@ -48,21 +51,25 @@ def search_scale(
     energy = hessian.diagonal()
     if options["compensated"]:
         hessian = _left_over(hessian, options["damp"])
-    few = [(weight[:: max(1, weight.shape[0] // options["rows"])], scheme) for weight, scheme in pairs]
+    few = [(weight[:: -(-weight.shape[0] // options["rows"])], scheme) for weight, scheme in pairs]
     trials = list(_candidates(pairs, energy, options["grid"], source))
+    if exact:
+        trials = [(record, folding.power_of_two(scale)) for record, scale in trials]
     coarse = torch.stack([_loss(few, hessian, folding.spread(scale, source), scale_dtype) for _, scale in trials])
     finals = [trials[i] for i in coarse.topk(min(options["finalists"], len(trials)), largest=False).indices.tolist()]
     one = torch.ones_like(trials[0][1])
     finals.insert(0, ({"form": "none", "alpha": 0.0}, one))
-    exact = torch.stack([_loss(pairs, hessian, folding.spread(scale, source), scale_dtype) for _, scale in finals])
-    best = int(exact.nan_to_num(torch.inf).argmin())
-    record = {**finals[best][0], "error_before": float(exact[0]), "error_after": float(exact[best])}
+    whole = torch.stack([_loss(pairs, hessian, folding.spread(scale, source), scale_dtype) for _, scale in finals])
+    best = int(whole.nan_to_num(torch.inf).argmin())
+    record = {**finals[best][0], "error_before": float(whole[0]), "error_after": float(whole[best])}
     return finals[best][1], record
 
 
 def _candidates(pairs: Weighted, energy: Tensor, grid: int, source: Source | None) -> Iterator[Candidate]:
-    """Plain form x^α and duo form x^α / w^(1-α), α in [0, 1): x the root mean square input, w the mean share of a
-    group's largest weight."""
+    """Plain form x^α and duo form x^α / w^(1-α), for α in [0, 1).
+
+    x is the root mean square input of a channel, w the mean share that its weights have of their group's largest.
+    """
     x = _floored(folding.gathered(energy, source).sqrt())
     w = _floored(folding.gathered(_share(pairs), source))
     for step in range(grid):
@@ -115,15 +122,17 @@ def _loss(pairs: Weighted, hessian: Tensor, scale: Tensor, scale_dtype: torch.dt
 def awq(feed: LiveFeed, scale_dtype: torch.dtype, options: Options) -> dict[str, Any]:
     """Search the scale of one feed and fold it. A feed without a source, or without quantised readers, is left alone.
 
-    Options: `grid`, exponents a form; `rows` and `finalists`, see `search_scale`.
+    Readers that stay unquantised are rescaled too, by powers of two, which cost them nothing.
+
+    Options: `grid`, exponents a form; `rows` and `finalists`, see `search_scale`; `compensated`, whether GPTQ rounds
+    afterwards, so that only what it cannot make up for counts, under its `damp`.
     """
     quantised = [(target.weight.float(), target.scheme) for target in feed.targets if target.scheme is not None]
     if feed.source is None or not quantised:
         return {"source": None, "form": "none", "alpha": 0.0}
     weights, schemes = zip(*quantised, strict=True)
-    scale, record = search_scale(weights, schemes, feed.stats, scale_dtype, options, feed.source)
-    if len(quantised) < len(feed.targets):
-        scale = folding.power_of_two(scale)
+    kept = len(quantised) < len(feed.targets)
+    scale, record = search_scale(weights, schemes, feed.stats, scale_dtype, options, feed.source, exact=kept)
     if record["form"] != "none":
         folding.apply(feed, scale, scale_dtype)
     return {"source": feed.source.name, **record}

@@ -139,4 +139,5 @@ GPTQ = Rounding(
     round_gptq,
     needs=frozenset({"second_moment"}),
     options={"damp": 0.3, "act_order": True, "block": 128, "scale_rule": "local-hessian"},
+    hints={"compensated": True},
 )

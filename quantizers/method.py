@@ -43,7 +43,8 @@ def any_scheme(scheme: Scheme) -> str | None:
 class Rounding:
     """One way to round: `needs` names statistics fields, `misfit(scheme)` says why a scheme does not fit (or None).
 
-    `options` are the settings with their defaults; a default of None means "as the scheme or the method sees fit".
+    `options` are the settings with their defaults. `hints` are settings for the transforms before it, by name: what
+    suits this rounding where they know such a setting.
     """
 
     name: str
@@ -51,11 +52,13 @@ class Rounding:
     needs: frozenset[Field] = frozenset()
     misfit: Callable[[Scheme], str | None] = any_scheme
     options: Options = field(default_factory=dict)
+    hints: Options = field(default_factory=dict)
 
     def fields(self, options: Options) -> frozenset[Field]:
         """The statistics that a run with these options needs: some scale rules look at the inputs too."""
         weighted = options.get("scale_rule") == "local-hessian"
-        return self.needs | (frozenset({"second_moment"}) if weighted else frozenset())
+        more: frozenset[Field] = frozenset({"second_moment"}) if weighted else frozenset()
+        return self.needs | more
 
 
 @dataclass
@@ -120,3 +123,8 @@ class Transformation:
     options: Options = field(default_factory=dict)
     rounding: str = "rtn"
     rounding_options: Options = field(default_factory=dict)
+
+    def settings(self, then: Rounding, given: Options | None = None) -> dict[str, Any]:
+        """The options of a run in which `then` rounds: defaults, what it hints at, and on top what was `given`."""
+        hints = {name: value for name, value in then.hints.items() if name in self.options}
+        return {**self.options, **hints, **(given or {})}

@@ -1,6 +1,7 @@
 """How a group of weights gets its scale and zero point: the table of scale rules that every rounding draws on.
 
-`minmax` covers the whole range. `mse` also tries to clip it and keeps what loses least of the weight; `local-hessian`
+`minmax` covers the whole range. `mse` also tries to clip it and keeps what loses least of the weight, errors counted
+with a power above two (`ERROR_POWER`), as the observers of other tools do; `local-hessian`
 keeps what loses least of the output, weighing the error by the second moment of the group's inputs (which is AWQ's
 clip search, Lin et al. 2023, arXiv 2306.00978, section 4, without a pass over the data). Scales are rounded to the
 dtype they are stored in before anything is computed from them, so that what is searched is what will be served.
@@ -19,6 +20,10 @@ from ..formats.scheme import Scheme
 
 Cost = Callable[[Tensor], Tensor]  # error [rows, groups, span] -> cost [rows, groups]
 RULES = ("minmax", "mse", "local-hessian")
+ERROR_POWER = 3
+"""Plain squares clip the large weights of long groups, which matter most to the model: one scale a row, W4A16, KL on
+development text: SmolLM2 .87 without clipping, 1.22 with squares, .72 with cubes; bookllama-22m .087, .087, .072. Short
+groups hardly tell the powers apart."""
 SHRINKS = (1.0, 1.04, *(1.0 - 0.04 * step for step in range(1, 13)))
 _CHUNK = {"cpu": 1 << 17, "cuda": 1 << 24}
 
@@ -48,7 +53,7 @@ def choose(
         if rule == "minmax":
             parts.append(fit_range(*value_range(rows), scheme, scale_dtype))
         else:
-            cost = _squares if rule == "mse" or second_moment is None else _weighted(second_moment, grouped.shape[1])
+            cost = _powers if rule == "mse" or second_moment is None else _weighted(second_moment, grouped.shape[1])
             parts.append(search(rows, scheme, scale_dtype, cost))
     zeros = [part.zero for part in parts if part.zero is not None]
     return QParams(torch.cat([part.scale for part in parts]), torch.cat(zeros) if zeros else None)
@@ -113,8 +118,10 @@ def value_range(rows: Tensor) -> tuple[Tensor, Tensor]:
     return low.clamp_(max=0), high.clamp_(min=0)
 
 
-def _squares(error: Tensor) -> Tensor:
-    return error.square_().sum(-1)
+def _powers(error: Tensor) -> Tensor:
+    """Σ |error|³ of each group: `ERROR_POWER` without a call of pow."""
+    size = error.abs_()
+    return (size * size).mul_(size).sum(-1)
 
 
 def _weighted(second_moment: Tensor, groups: int) -> Cost:

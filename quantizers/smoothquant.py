@@ -36,10 +36,13 @@ def search_strength(
     scale_dtype: torch.dtype,
     options: Options,
     source: Source | None = None,
+    *,
+    exact: bool = False,
 ) -> tuple[Tensor, dict[str, Any]]:
     """The smoothing scale by source row (float32) that loses least, and how it was found; never worse than none.
 
-    Raises InputError without the statistics: second moments, largest magnitudes and a sample of inputs.
+    `exact` tries powers of two only. Raises InputError without the statistics: second moments, largest magnitudes and a
+    sample of inputs.
     """
     if stats.second_moment is None or stats.abs_max is None or stats.sample is None:
         raise InputError("--method smoothquant", "needs calibration statistics", "give a --dataset")
@@ -50,7 +53,8 @@ def search_strength(
     for step in range(1, options["grid"]):
         alpha = step / options["grid"]
         scale = x**alpha / w ** (1 - alpha)
-        trials.append((alpha, scale / scale.log2().mean().exp2()))
+        scale = scale / scale.log2().mean().exp2()
+        trials.append((alpha, folding.power_of_two(scale) if exact else scale))
     losses = torch.stack([_loss(pairs, stats, folding.spread(scale, source), scale_dtype) for _, scale in trials])
     best = int(losses.nan_to_num(torch.inf).argmin())
     alpha, scale = trials[best]
@@ -102,9 +106,8 @@ def smoothquant(feed: LiveFeed, scale_dtype: torch.dtype, options: Options) -> d
     if feed.source is None or not quantised:
         return {"source": None, "alpha": None}
     weights, schemes = zip(*quantised, strict=True)
-    scale, record = search_strength(weights, schemes, feed.stats, scale_dtype, options, feed.source)
-    if len(quantised) < len(feed.targets):
-        scale = folding.power_of_two(scale)
+    kept = len(quantised) < len(feed.targets)
+    scale, record = search_strength(weights, schemes, feed.stats, scale_dtype, options, feed.source, exact=kept)
     if record["alpha"] is not None:
         folding.apply(feed, scale, scale_dtype)
     return {"source": feed.source.name, **record}

@@ -16,6 +16,7 @@ from packaging.version import Version
 from compress_llm.compress_cli.runs.quantize import quantize
 from compress_llm.compress_cli.runs.recipe import Recipe
 from compress_llm.kernels.load import load
+from compress_llm.kernels.packed_linear import PackedLinear
 
 pytest.importorskip("compressed_tensors")
 IDS = torch.randint(3, 4000, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -37,7 +38,11 @@ WEIGHT_ONLY = {
 
 def ours_dense(model: torch.nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     """Dense weights of our packed linears, all rows."""
-    return {name: module.weight_rows(dtype=dtype) for name, module in model.named_modules() if name.endswith("_proj")}
+    found: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, PackedLinear) and name.endswith("_proj"):
+            found[name] = module.weight_rows(dtype=dtype)
+    return found
 
 
 def theirs_dense(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -37,6 +37,11 @@ class Trial:
     options: Mapping[str, Any]
 
     @property
+    def transform_options(self) -> Mapping[str, Any]:
+        """The transform's settings, with what the rounding hints at."""
+        return {} if self.transform is None else self.transform.settings(self.rounding)
+
+    @property
     def label(self) -> str:
         """As on the command line."""
         return ",".join(part.name for part in (self.transform, self.rounding) if part is not None)
@@ -53,12 +58,15 @@ class Auto:
     dtype: torch.dtype
 
     def picks(self, masters: Masters, fit: Mapping[Stage, Stats], held: Mapping[Stage, Stats]) -> dict[str, Pick]:
-        """The pick of every quantised linear; where a transform won, `masters` are transformed and `fit` is rescaled."""
+        """The pick of every quantised linear; where a transform won, `masters` and `fit` are those after it."""
         errors: dict[tuple[str, ...], dict[str, float]] = {}
         trials = {trial.label: trial for trial in self._trials()}
-        by_transform: dict[str, list[Trial]] = {}
+        by_transform: dict[str, list[Trial]] = {}  # trials that start from the same transformed weights
         for trial in trials.values():
-            by_transform.setdefault(trial.transform.name if trial.transform else "", []).append(trial)
+            name = (
+                "" if trial.transform is None else f"{trial.transform.name} {sorted(trial.transform_options.items())}"
+            )
+            by_transform.setdefault(name, []).append(trial)
         for here in by_transform.values():
             transform = here[0].transform
             copies = {name: tensor.clone() for name, tensor in masters.items()}
@@ -66,7 +74,7 @@ class Auto:
                 if transform is not None and feed.source is None:
                     continue
                 if transform is not None:
-                    transform.function(feed, self.dtype, transform.options)
+                    transform.function(feed, self.dtype, here[0].transform_options)
                 key = tuple(target.name for target in feed.targets)
                 errors.setdefault(key, {}).update({trial.label: self._error(trial, feed) for trial in here})
         picks: dict[str, Pick] = {}
@@ -74,15 +82,13 @@ class Auto:
             ranked = sorted((errors[tuple(target.name for target in feed.targets)]).items(), key=lambda item: item[1])
             trial = trials[ranked[0][0]]
             if trial.transform is not None:
-                trial.transform.function(feed, self.dtype, trial.transform.options)
+                trial.transform.function(feed, self.dtype, trial.transform_options)
             details = {"runner_up": ranked[1][0] if len(ranked) > 1 else None, "held_out_errors": dict(ranked)}
             pick = Pick(trial.label, trial.rounding, trial.options, details)
             picks.update({target.name: pick for target in feed.targets if target.scheme is not None})
         return picks
 
-    def _feeds(
-        self, masters: Masters, fit: Mapping[Stage, Stats], held: Mapping[Stage, Stats]
-    ) -> Iterator[LiveFeed]:
+    def _feeds(self, masters: Masters, fit: Mapping[Stage, Stats], held: Mapping[Stage, Stats]) -> Iterator[LiveFeed]:
         for feed in live_feeds(self.facts, self.prefix, masters, self.schemes, fit, self.heads, held):
             if any(target.scheme is not None for target in feed.targets):
                 yield feed

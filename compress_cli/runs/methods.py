@@ -62,7 +62,7 @@ def chain(recipe: Recipe) -> Chain:
         raise InputError(f"--method {recipe.method}", "has no rounding", "add rtn at the end")
     given = {**recipe.options.get(rounding.name, {}), **_rule(recipe, rounding)}
     return Chain(
-        tuple((TRANSFORMS[name], _filled(TRANSFORMS[name], recipe.options.get(name, {}), {})) for name in transforms),
+        tuple((TRANSFORMS[name], _settings(TRANSFORMS[name], rounding, recipe)) for name in transforms),
         rounding,
         _filled(rounding, given, defaults),
     )
@@ -82,7 +82,9 @@ def _checked_names(recipe: Recipe) -> tuple[str, ...]:
         raise InputError("--method", "names no method", "use one of " + ", ".join([*TRANSFORMS, *ROUNDINGS]))
     for name in names:
         if name not in ROUNDINGS and name not in TRANSFORMS:
-            raise InputError(f"--method {name}", "no method has this name", nearest(name, [AUTO, *TRANSFORMS, *ROUNDINGS]))
+            raise InputError(
+                f"--method {name}", "no method has this name", nearest(name, [AUTO, *TRANSFORMS, *ROUNDINGS])
+            )
     for name in names[:-1]:
         if name in ROUNDINGS:
             raise InputError(f"--method {recipe.method}", f"{name} rounds and must come last", "put transforms first")
@@ -90,6 +92,13 @@ def _checked_names(recipe: Recipe) -> tuple[str, ...]:
         if name not in names:
             raise InputError(f"options: {name}", "is not a method of this recipe", nearest(str(name), names))
     return names
+
+
+def _settings(transform: Transformation, then: Rounding, recipe: Recipe) -> Mapping[str, Any]:
+    """The transform's settings; what the rounding after it hints at gives way to what the recipe says."""
+    given = recipe.options.get(transform.name, {})
+    _filled(transform, given, {})
+    return transform.settings(then, given)
 
 
 def _filled(

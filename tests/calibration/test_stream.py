@@ -116,3 +116,11 @@ def test_experts_are_seen_token_by_token(save_model: Callable[..., Path]) -> Non
     stats = stream.collect(block, frozenset({"abs_max"}))
     experts = [found.tokens for (name,), found in stats.items() if name.endswith(".w1")]
     assert sum(experts) == IDS.numel() * MOE["num_experts_per_tok"]
+
+
+def test_tables_that_old_checkpoints_store_are_left_aside(tiny_llama: Path) -> None:
+    stream, checkpoint = open_stream(tiny_llama)
+    weights = block_weights(checkpoint, 0)
+    weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.full((8,), torch.nan)
+    stream.advance(stream.block(0, weights))
+    assert bool(states(stream).isfinite().all())
