@@ -67,12 +67,12 @@ class Stats:
         merged = Stats(self.tokens + other.tokens)
         for name in ("abs_max", "abs_sum", "second_moment"):
             mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is not None and theirs is not None:
-                setattr(merged, name, _join(name, mine, theirs))
-        if self.sample is not None and other.sample is not None:
-            stride = max(self.stride, other.stride)
-            both = [part.sample[:: stride // part.stride] for part in (self, other) if part.sample is not None]
-            kept = torch.cat(both)
+            if mine is not None or theirs is not None:  # a side that saw no token has nothing to add
+                setattr(merged, name, mine if theirs is None else _join(name, mine, theirs))
+        both = [part for part in (self, other) if part.sample is not None]
+        if both:
+            stride = max(part.stride for part in both)
+            kept = torch.cat([part.sample[:: stride // part.stride] for part in both if part.sample is not None])
             while kept.shape[0] > SAMPLE_ROWS:
                 kept, stride = kept[::2], stride * 2
             merged.sample, merged.stride = kept.clone(), stride

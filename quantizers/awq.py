@@ -17,14 +17,12 @@ from torch import Tensor
 
 from ..calibration.statistics import Stats
 from ..formats.errors import InputError
-from ..formats.rounded import fake_quantize
 from ..formats.scheme import Scheme
 from . import folding
 from .gptq import factorize
 from .method import LiveFeed, Options, Source, Transformation
-from .scales import choose
+from .search import Weighted, best_scale, floored, rounding_loss
 
-Weighted = Sequence[tuple[Tensor, Scheme]]
 Candidate = tuple[dict[str, Any], Tensor]
 
 
@@ -40,38 +38,35 @@ def search_scale(
 ) -> tuple[Tensor, dict[str, Any]]:
     """The scale by source row (float32) under which `weights` (float32 [out, in]) lose least, and how it was found.
 
-    All candidates are judged on at most `rows` rows a weight, the `finalists` best and the scale of one on all rows, so
-    the result is never worse than not scaling. `exact` tries powers of two only. Raises InputError without second
-    moments.
+    Never worse than not scaling. `exact` tries powers of two only. Raises InputError without second moments.
     """
     if stats.second_moment is None:
         raise InputError("--method awq", "needs calibration statistics", "give a --dataset")
     hessian = stats.second_moment / max(stats.tokens, 1)
     pairs = list(zip(weights, schemes, strict=True))
-    energy = hessian.diagonal()
-    if options["compensated"]:
-        hessian = _left_over(hessian, options["damp"])
-    few = [(weight[:: -(-weight.shape[0] // options["rows"])], scheme) for weight, scheme in pairs]
-    trials = list(_candidates(pairs, energy, options["grid"], source))
+    trials = list(_candidates(pairs, hessian.diagonal(), options["grid"], source))
     if exact:
         trials = [(record, folding.power_of_two(scale)) for record, scale in trials]
-    coarse = torch.stack([_loss(few, hessian, folding.spread(scale, source), scale_dtype) for _, scale in trials])
-    finals = [trials[i] for i in coarse.topk(min(options["finalists"], len(trials)), largest=False).indices.tolist()]
-    one = torch.ones_like(trials[0][1])
-    finals.insert(0, ({"form": "none", "alpha": 0.0}, one))
-    whole = torch.stack([_loss(pairs, hessian, folding.spread(scale, source), scale_dtype) for _, scale in finals])
-    best = int(whole.nan_to_num(torch.inf).argmin())
-    record = {**finals[best][0], "error_before": float(whole[0]), "error_after": float(whole[best])}
-    return finals[best][1], record
+    judge = _left_over(hessian, options["damp"]) if options["compensated"] else hessian
+
+    def loss(some: Weighted, scale: Tensor) -> Tensor:
+        columns = folding.spread(scale, source)
+        parts = [rounding_loss(weight, scheme, columns, scale_dtype, judge) for weight, scheme in some]
+        return torch.stack(parts).sum()
+
+    scales = [scale for _, scale in trials]
+    best, before, after = best_scale(pairs, scales, loss, options["rows"], options["finalists"])
+    return scales[best], {**trials[best][0], "error_before": before, "error_after": after}
 
 
 def _candidates(pairs: Weighted, energy: Tensor, grid: int, source: Source | None) -> Iterator[Candidate]:
-    """Plain form x^α and duo form x^α / w^(1-α), for α in [0, 1).
+    """No scale, then the plain form x^α and the duo form x^α / w^(1-α), for α in [0, 1).
 
     x is the root mean square input of a channel, w the mean share that its weights have of their group's largest.
     """
-    x = _floored(folding.gathered(energy, source).sqrt())
-    w = _floored(folding.gathered(_share(pairs), source))
+    x = floored(folding.gathered(energy, source).sqrt())
+    w = floored(folding.gathered(_share(pairs), source))
+    yield {"form": "none", "alpha": 0.0}, torch.ones_like(x)
     for step in range(grid):
         alpha = step / grid
         if step:
@@ -93,30 +88,8 @@ def _share(pairs: Weighted) -> Tensor:
     return total / sum(weight.shape[0] for weight, _ in pairs)
 
 
-def _floored(values: Tensor) -> Tensor:
-    """Channels that are as good as silent must not drive the scale of the others to extremes."""
-    return values.clamp(min=float(values.mean()) * 1e-3 + 1e-30)
-
-
 def _normalised(scale: Tensor) -> Tensor:
     return scale / (scale.amax() * scale.amin()).sqrt()
-
-
-def _loss(pairs: Weighted, hessian: Tensor, scale: Tensor, scale_dtype: torch.dtype) -> Tensor:
-    """Mean squared output error, summed over outputs, of rounding `pairs` to nearest under `scale` [in].
-
-    `hessian` is the second moment [in, in], or the energy of each input [in] where errors are taken as independent.
-    """
-    total = torch.zeros((), device=hessian.device)
-    for weight, scheme in pairs:
-        scaled = weight * scale
-        error = fake_quantize(scaled, scheme, choose(scaled, scheme, "minmax", scale_dtype))
-        error.div_(scale).sub_(weight)
-        if hessian.dim() == 1:
-            total += (error.square_().sum(0) * hessian).sum()
-        else:
-            total += (error @ hessian).mul_(error).sum()
-    return total
 
 
 def awq(feed: LiveFeed, scale_dtype: torch.dtype, options: Options) -> dict[str, Any]:
@@ -124,7 +97,7 @@ def awq(feed: LiveFeed, scale_dtype: torch.dtype, options: Options) -> dict[str,
 
     Readers that stay unquantised are rescaled too, by powers of two, which cost them nothing.
 
-    Options: `grid`, exponents a form; `rows` and `finalists`, see `search_scale`; `compensated`, whether GPTQ rounds
+    Options: `grid`, exponents a form; `rows` and `finalists`, see `best_scale`; `compensated`, whether GPTQ rounds
     afterwards, so that only what it cannot make up for counts, under its `damp`.
     """
     quantised = [(target.weight.float(), target.scheme) for target in feed.targets if target.scheme is not None]
@@ -142,6 +115,6 @@ AWQ = Transformation(
     "awq",
     awq,
     needs=frozenset({"second_moment"}),
-    options={"grid": 20, "rows": 256, "finalists": 3, "compensated": False, "damp": 0.3},
+    options={"grid": 20, "rows": 64, "finalists": 4, "compensated": False, "damp": 0.3},
     rounding_options={"scale_rule": "local-hessian"},
 )

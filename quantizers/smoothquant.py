@@ -9,7 +9,7 @@ uncorrelated).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ..calibration.statistics import Stats
 from ..formats.errors import InputError
-from ..formats.rounded import fake_quantize
 from ..formats.scheme import Activation, Scheme
 from . import folding
 from .method import LiveFeed, Options, Source, Transformation
-from .scales import choose
+from .search import Weighted, best_scale, floored, rounding_loss
 
 
 def needs_activation(scheme: Scheme) -> str | None:
@@ -47,18 +46,37 @@ def search_strength(
     if stats.second_moment is None or stats.abs_max is None or stats.sample is None:
         raise InputError("--method smoothquant", "needs calibration statistics", "give a --dataset")
     pairs = list(zip(weights, schemes, strict=True))
-    x = _floored(_greatest(stats.abs_max, source))
-    w = _floored(_greatest(torch.stack([weight.abs().amax(0) for weight in weights]).amax(0), source))
-    trials: list[tuple[float | None, Tensor]] = [(None, torch.ones_like(x))]
-    for step in range(1, options["grid"]):
-        alpha = step / options["grid"]
+    trials = list(_candidates(weights, stats.abs_max, options["grid"], source))
+    if exact:
+        trials = [(alpha, folding.power_of_two(scale)) for alpha, scale in trials]
+    hessian, sample, abs_max = stats.second_moment / max(stats.tokens, 1), stats.sample.float(), stats.abs_max
+
+    def loss(some: Weighted, scale: Tensor) -> Tensor:
+        columns = folding.spread(scale, source)
+        total = torch.zeros((), device=scale.device)
+        for weight, scheme in some:
+            total += rounding_loss(weight, scheme, columns, scale_dtype, hessian)
+            if scheme.activation is not None:
+                lost = input_error(sample / columns, scheme.activation, abs_max / columns) / sample.shape[0]
+                total += ((weight * columns).square_().sum(0) * lost).sum()
+        return total
+
+    scales = [scale for _, scale in trials]
+    best, before, after = best_scale(pairs, scales, loss, options["rows"], options["finalists"])
+    return scales[best], {"alpha": trials[best][0], "error_before": before, "error_after": after}
+
+
+def _candidates(
+    weights: Sequence[Tensor], abs_max: Tensor, grid: int, source: Source | None
+) -> Iterator[tuple[float | None, Tensor]]:
+    """Strengths and the scales they stand for, first of all no smoothing; α = 0 and 1 look at one side only."""
+    x = floored(_greatest(abs_max, source))
+    w = floored(_greatest(torch.stack([weight.abs().amax(0) for weight in weights]).amax(0), source))
+    yield None, torch.ones_like(x)
+    for step in range(1, grid):
+        alpha = step / grid
         scale = x**alpha / w ** (1 - alpha)
-        scale = scale / scale.log2().mean().exp2()
-        trials.append((alpha, folding.power_of_two(scale) if exact else scale))
-    losses = torch.stack([_loss(pairs, stats, folding.spread(scale, source), scale_dtype) for _, scale in trials])
-    best = int(losses.nan_to_num(torch.inf).argmin())
-    alpha, scale = trials[best]
-    return scale, {"alpha": alpha, "error_before": float(losses[0]), "error_after": float(losses[best])}
+        yield alpha, scale / scale.log2().mean().exp2()
 
 
 def input_error(sample: Tensor, activation: Activation, abs_max: Tensor) -> Tensor:
@@ -66,23 +84,6 @@ def input_error(sample: Tensor, activation: Activation, abs_max: Tensor) -> Tens
     top = sample.abs().amax(-1, keepdim=True) if activation.dynamic else abs_max.amax().reshape(1, 1)
     step = (top / activation.grid.reach).clamp_(min=1e-30)
     return (activation.grid.decode(activation.grid.encode(sample / step)) * step - sample).square().sum(0)
-
-
-def _loss(pairs: Sequence[tuple[Tensor, Scheme]], stats: Stats, scale: Tensor, scale_dtype: torch.dtype) -> Tensor:
-    """Mean squared output error, summed over outputs, of rounding weights and inputs under `scale` [in]."""
-    if stats.second_moment is None or stats.abs_max is None or stats.sample is None:
-        raise ValueError("the statistics were checked before the search")
-    total = torch.zeros((), device=scale.device)
-    sample = stats.sample.float() / scale
-    for weight, scheme in pairs:
-        scaled = weight * scale
-        error = fake_quantize(scaled, scheme, choose(scaled, scheme, "minmax", scale_dtype))
-        error.div_(scale).sub_(weight)
-        total += (error @ stats.second_moment).mul_(error).sum() / max(stats.tokens, 1)
-        if scheme.activation is not None:
-            lost = input_error(sample, scheme.activation, stats.abs_max / scale)
-            total += (scaled.square_().sum(0) * lost).sum() / sample.shape[0]
-    return total
 
 
 def _greatest(values: Tensor, source: Source | None) -> Tensor:
@@ -93,14 +94,10 @@ def _greatest(values: Tensor, source: Source | None) -> Tensor:
     return rows.scatter_reduce_(0, source.shared, values, "amax")
 
 
-def _floored(values: Tensor) -> Tensor:
-    return values.clamp(min=float(values.mean()) * 1e-3 + 1e-30)
-
-
 def smoothquant(feed: LiveFeed, scale_dtype: torch.dtype, options: Options) -> dict[str, Any]:
     """Search the strength for one feed and fold it. A feed without a source or quantised readers is left alone.
 
-    Option: `grid`, the number of steps from no strength to full.
+    Options: `grid`, the number of steps from no strength to full; `rows` and `finalists`, see `best_scale`.
     """
     quantised = [(target.weight.float(), target.scheme) for target in feed.targets if target.scheme is not None]
     if feed.source is None or not quantised:
@@ -118,6 +115,5 @@ SMOOTHQUANT = Transformation(
     smoothquant,
     needs=frozenset({"second_moment", "abs_max", "sample"}),
     misfit=needs_activation,
-    options={"grid": 20},
-    rounding_options={"scale_rule": "mse"},
+    options={"grid": 20, "rows": 64, "finalists": 4},
 )

@@ -58,7 +58,7 @@ class Auto:
     dtype: torch.dtype
 
     def picks(self, masters: Masters, fit: Mapping[Stage, Stats], held: Mapping[Stage, Stats]) -> dict[str, Pick]:
-        """The pick of every quantised linear; where a transform won, `masters` and `fit` are those after it."""
+        """The pick of every quantised linear; where a transform won, `masters` are transformed, from all tokens."""
         errors: dict[tuple[str, ...], dict[str, float]] = {}
         trials = {trial.label: trial for trial in self._trials()}
         by_transform: dict[str, list[Trial]] = {}  # trials that start from the same transformed weights
@@ -78,7 +78,8 @@ class Auto:
                 key = tuple(target.name for target in feed.targets)
                 errors.setdefault(key, {}).update({trial.label: self._error(trial, feed) for trial in here})
         picks: dict[str, Pick] = {}
-        for feed in self._feeds(masters, fit, held):
+        whole = {stage: seen.merge(held[stage]) for stage, seen in fit.items()}
+        for feed in self._feeds(masters, whole, None):
             ranked = sorted((errors[tuple(target.name for target in feed.targets)]).items(), key=lambda item: item[1])
             trial = trials[ranked[0][0]]
             if trial.transform is not None:
@@ -88,7 +89,9 @@ class Auto:
             picks.update({target.name: pick for target in feed.targets if target.scheme is not None})
         return picks
 
-    def _feeds(self, masters: Masters, fit: Mapping[Stage, Stats], held: Mapping[Stage, Stats]) -> Iterator[LiveFeed]:
+    def _feeds(
+        self, masters: Masters, fit: Mapping[Stage, Stats], held: Mapping[Stage, Stats] | None
+    ) -> Iterator[LiveFeed]:
         for feed in live_feeds(self.facts, self.prefix, masters, self.schemes, fit, self.heads, held):
             if any(target.scheme is not None for target in feed.targets):
                 yield feed

@@ -17,6 +17,8 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import torch
+
 from ... import __version__
 from .plan import Plan
 from .recipe import Recipe
@@ -102,6 +104,7 @@ def run_facts(started: datetime, device: str) -> dict[str, Any]:
         "finished": finished.isoformat(timespec="seconds"),
         "seconds": round((finished - started).total_seconds(), 3),
         "peak_memory_bytes": peak_memory_bytes(),
+        "peak_device_memory_bytes": torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else None,
         "device": device,
         "host": socket.gethostname(),
         "platform": platform.platform(),

@@ -45,6 +45,15 @@ def test_merging_equals_seeing_everything() -> None:
         assert torch.equal(getattr(merged, name), getattr(whole, name))
 
 
+def test_a_side_that_saw_nothing_takes_nothing_away() -> None:
+    full, empty = Stats(), Stats()
+    full.add(torch.tensor([[1.0, 2.0]]), FIELDS | {"sample"})
+    for merged in (full.merge(empty), empty.merge(full)):
+        assert merged.tokens == 1
+        assert merged.second_moment.tolist() == [[1.0, 2.0], [2.0, 4.0]]
+        assert merged.sample.tolist() == [[1.0, 2.0]]
+
+
 def test_only_what_was_asked_for_is_kept() -> None:
     stats = Stats()
     stats.add(torch.ones(2, 3), frozenset({"abs_max"}))
