@@ -17,10 +17,12 @@ from torch import Tensor
 
 from ..calibration.statistics import Stats
 from ..formats.errors import InputError
+from ..formats.rounded import Rounded
 from ..formats.scheme import Scheme
 from . import folding
-from .gptq import factorize
+from .gptq import factorize, solve
 from .method import LiveFeed, Options, Source, Transformation
+from .scales import choose
 from .search import Weighted, best_scale, floored, rounding_loss
 
 Candidate = tuple[dict[str, Any], Tensor]
@@ -47,15 +49,19 @@ def search_scale(
     trials = list(_candidates(pairs, hessian.diagonal(), options["grid"], source))
     if exact:
         trials = [(record, folding.power_of_two(scale)) for record, scale in trials]
-    judge = _left_over(hessian, options["damp"]) if options["compensated"] else hessian
 
-    def loss(some: Weighted, scale: Tensor) -> Tensor:
+    def nearest(some: Weighted, scale: Tensor) -> Tensor:
         columns = folding.spread(scale, source)
-        parts = [rounding_loss(weight, scheme, columns, scale_dtype, judge) for weight, scheme in some]
-        return torch.stack(parts).sum()
+        return torch.stack(
+            [rounding_loss(weight, scheme, columns, scale_dtype, hessian) for weight, scheme in some]
+        ).sum()
+
+    def compensated(some: Weighted, scale: Tensor) -> Tensor:
+        return _gptq_loss(some, folding.spread(scale, source), scale_dtype, hessian, options["damp"])
 
     scales = [scale for _, scale in trials]
-    best, before, after = best_scale(pairs, scales, loss, options["rows"], options["finalists"])
+    last = compensated if options["compensated"] else None
+    best, before, after = best_scale(pairs, scales, nearest, options["rows"], options["finalists"], last)
     return scales[best], {**trials[best][0], "error_before": before, "error_after": after}
 
 
@@ -74,10 +80,20 @@ def _candidates(pairs: Weighted, energy: Tensor, grid: int, source: Source | Non
         yield {"form": "duo", "alpha": alpha}, _normalised(x**alpha / w ** (1 - alpha))
 
 
-def _left_over(hessian: Tensor, damp: float) -> Tensor:
-    """The part of each input's energy [in] that inputs rounded later cannot make up for: what its error costs GPTQ."""
-    factor = factorize(hessian, damp, act_order=True)
-    return factor.energy[factor.order.argsort()]
+def _gptq_loss(pairs: Weighted, scale: Tensor, scale_dtype: torch.dtype, hessian: Tensor, damp: float) -> Tensor:
+    """tr(E H Eᵀ) for the error E of GPTQ under `scale` [in]; H is damped here too, for tokens that GPTQ did not see."""
+    moved = hessian / scale / scale.unsqueeze(1)
+    factor = factorize(moved, damp, act_order=True)
+    damped = hessian + damp * hessian.diagonal().mean() * torch.eye(hessian.shape[0], device=hessian.device)
+    total = torch.zeros((), device=hessian.device)
+    for weight, scheme in pairs:
+        scaled = weight * scale
+        params = choose(scaled, scheme, "local-hessian", scale_dtype, moved)
+        error = (
+            Rounded(scheme, solve(scaled, scheme, params, factor, 128), params).dequantize().div_(scale).sub_(weight)
+        )
+        total += (error @ damped).mul_(error).sum()
+    return total
 
 
 def _share(pairs: Weighted) -> Tensor:
@@ -98,7 +114,7 @@ def awq(feed: LiveFeed, scale_dtype: torch.dtype, options: Options) -> dict[str,
     Readers that stay unquantised are rescaled too, by powers of two, which cost them nothing.
 
     Options: `grid`, exponents a form; `rows` and `finalists`, see `best_scale`; `compensated`, whether GPTQ rounds
-    afterwards, so that only what it cannot make up for counts, under its `damp`.
+    afterwards, so that the finalists are judged by what it makes of them, under its `damp`.
     """
     quantised = [(target.weight.float(), target.scheme) for target in feed.targets if target.scheme is not None]
     if feed.source is None or not quantised:

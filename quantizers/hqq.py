@@ -59,7 +59,9 @@ def refine(rows: Tensor, scheme: Scheme, start: QParams, options: Options) -> QP
         least = torch.where(better, cost, least)
         best = pick(better, current, best)
         kept = error.sign() * (size - steep / beta).clamp_(min=0)
-        current = _fit(units - kept, values, scheme, current, scale_turn=zero is None or step % 2 == 1)
+        current = _fit(
+            units - kept, values, scheme, current, scale_turn=zero is None or (options["fit_scale"] and step % 2 == 1)
+        )
         beta *= options["growth"]
     return best
 
@@ -95,5 +97,5 @@ def _fit(goal: Tensor, values: Tensor, scheme: Scheme, params: QParams, *, scale
 HQQ = Rounding(
     "hqq",
     round_hqq,
-    options={"scale_rule": "minmax", "norm": 0.7, "beta": 10.0, "growth": 1.01, "iterations": 20},
+    options={"scale_rule": "minmax", "norm": 0.7, "beta": 10.0, "growth": 1.01, "iterations": 20, "fit_scale": True},
 )

@@ -129,23 +129,31 @@ def test_rounding_after_the_fold_loses_less_than_before_it() -> None:
     assert output_error(folded * norm - original, moment) < output_error(plain - original, moment)
 
 
-def test_before_gptq_the_search_judges_by_what_gptq_cannot_make_up_for() -> None:
-    weight, _ = outlier_case(out=48, seed=3)
-    generator = torch.Generator().manual_seed(8)
-    mix = torch.eye(64) + 0.2 * torch.randn(64, 64, generator=generator)
-    x = torch.randn(600, 64, generator=generator) @ mix
-    stats = Stats()
-    stats.add(x * torch.linspace(0.2, 3, 64), ["second_moment"])
-    assert stats.second_moment is not None
+def test_before_gptq_the_scale_is_chosen_by_what_gptq_makes_of_it() -> None:
+    """Correlated inputs: what looks best to rounding to nearest is not what GPTQ does best with."""
+    generator = torch.Generator().manual_seed(4)
+    weight = torch.randn(96, 64, generator=generator) * 0.05
+    x = torch.randn(900, 6, generator=generator) @ torch.randn(6, 64, generator=generator)
+    x = x + 0.4 * torch.randn(900, 64, generator=generator)
+    x[:, ::9] *= 8
+    moment = x.T @ x
     losses = {}
-    for compensated in (True, False):
+    for compensated in (True, False, None):
         moved, norm = weight.clone(), torch.ones(64)
-        seen = Stats(stats.tokens, second_moment=stats.second_moment)
-        options = {**AWQ.options, "compensated": compensated}
-        awq(LiveFeed(Source("norm", "n", norm), [Target("a", moved, W4)], seen), torch.bfloat16, options)
-        decoded = GPTQ.function(moved, W4, seen, torch.bfloat16, {**GPTQ.options, "damp": 0.01}).dequantize()
-        losses[compensated] = output_error(decoded * norm - weight, stats.second_moment)
-    assert losses[True] < losses[False]
+        stats = Stats(900, second_moment=moment)
+        if compensated is not None:
+            options = {**AWQ.options, "compensated": compensated, "damp": 0.01}
+            awq(LiveFeed(Source("norm", "n", norm), [Target("a", moved, W4)], stats), torch.bfloat16, options)
+        decoded = GPTQ.function(moved, W4, stats, torch.bfloat16, {**GPTQ.options, "damp": 0.01}).dequantize()
+        losses[compensated] = output_error(decoded * norm - weight, moment)
+    assert losses[True] < 0.9 * losses[False]
+    assert losses[True] < 0.9 * losses[None]
+
+
+def test_gptq_hints_that_it_rounds_next_and_what_is_given_wins() -> None:
+    assert AWQ.settings(RTN)["compensated"] is False
+    assert AWQ.settings(GPTQ)["compensated"] is True
+    assert AWQ.settings(GPTQ, {"compensated": False, "grid": 10}) == {**AWQ.options, "grid": 10}
 
 
 def test_missing_statistics_are_named() -> None:
