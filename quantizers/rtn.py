@@ -15,9 +15,19 @@ from .scales import choose
 def round_nearest(
     weight: Tensor, scheme: Scheme, stats: Stats | None, scale_dtype: torch.dtype, options: Options
 ) -> Rounded:
-    """Codes nearest to `weight` (float32 [out, in]). Option `scale_rule`: a rule of `scales.py`, by default minmax."""
-    second_moment = None if stats is None else stats.second_moment
-    return round_to_grid(weight, scheme, choose(weight, scheme, options["scale_rule"], scale_dtype, second_moment))
+    """Codes nearest to `weight` (float32 [out, in]). Option `scale_rule`: a rule of `scales.py`, by default minmax.
+
+    Symmetric minmax is the baseline that other tools publish, so it gives their codes, bit for bit: weights are divided
+    by the scale in the dtype of the checkpoint, as compressed-tensors does, which turns a few per cent of the weights
+    next to the middle of two codes the other way.
+    """
+    rule = options["scale_rule"]
+    params = choose(weight, scheme, rule, scale_dtype, None if stats is None else stats.second_moment)
+    if rule != "minmax" or not scheme.symmetric:
+        return round_to_grid(weight, scheme, params)
+    scale = params.scale.unsqueeze(-1)
+    grouped = weight.to(scale_dtype).reshape(weight.shape[0], scale.shape[1], -1)
+    return Rounded(scheme, scheme.grid.encode((grouped / scale).float()).reshape(weight.shape), params)
 
 
 RTN = Rounding("rtn", round_nearest, options={"scale_rule": "minmax"})

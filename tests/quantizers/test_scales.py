@@ -99,7 +99,7 @@ def test_mse_never_loses_more_of_a_group_than_minmax(seed: int, tails: float, sh
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), which=st.sampled_from([0, 1, 2]))
-def test_local_hessian_never_loses_more_of_a_groups_output_than_minmax(seed: int, which: int) -> None:
+def test_local_hessian_never_loses_more_of_a_groups_output_than_the_others(seed: int, which: int) -> None:
     w, h = weight(seed=seed), moment(seed=seed + 1)
     blocks = [h[i : i + 16, i : i + 16].double() for i in range(0, 48, 16)]
 
@@ -108,8 +108,8 @@ def test_local_hessian_never_loses_more_of_a_groups_output_than_minmax(seed: int
         parts = [(error[:, g] @ block * error[:, g]).sum(-1) for g, block in enumerate(blocks)]
         return torch.stack(parts, 1)
 
-    assert bool((cost("local-hessian") <= cost("minmax") * (1 + 1e-4)).all())
-    assert float(cost("local-hessian").sum()) < 0.99 * float(cost("mse").sum())
+    for rule in ("minmax", "mse"):
+        assert bool((cost("local-hessian") <= cost(rule) * (1 + 1e-4)).all())
 
 
 def test_local_hessian_of_whole_rows_weighs_by_the_energy_of_each_input() -> None:
