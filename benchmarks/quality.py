@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -75,6 +75,7 @@ def recipe_of(config: str, calibration: str, samples: int, length: int) -> Recip
 @click.option("--seq-len", default=512, show_default=True)
 @click.option("--device", default="auto", show_default=True)
 @click.option("--dtype", default="float32", show_default=True, help="What is evaluated and calibrated in.")
+@click.option("--options", default="{}", help="Settings of the methods as JSON, such as {'gptq': {'damp': 0.1}}.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path))
 def main(
     model: str,
@@ -89,6 +90,7 @@ def main(
     seq_len: int,
     device: str,
     dtype: str,
+    options: str,
     json_file: Path | None,
 ) -> None:
     """Quantise MODEL under every CONFIG and measure it."""
@@ -97,7 +99,7 @@ def main(
     click.echo("| scheme | method | bits | KL | perplexity | same top 1 | s |\n|---|---|---|---|---|---|---|")
     for config in configs:
         recipe = recipe_of(config, calibration, num_samples, seq_len)
-        recipe = Recipe(**{**vars(recipe), "dtype": dtype})
+        recipe = replace(recipe, dtype=dtype, options=json.loads(options))
         begun = time.monotonic()
         report = compress_llm.quantize(model, root / "out", recipe, device=device, overwrite=True)
         seconds = time.monotonic() - begun
