@@ -93,7 +93,7 @@ def read_baseline(file: Path) -> Baseline:
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise InputError(key, f"it cannot be read ({error.strerror})", fix) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(key, f"it is not JSON ({error})", fix) from error
     if not isinstance(content, dict) or content.get("compress_baseline") != VERSION:
         raise InputError(key, f"it is not a baseline of version {VERSION}", fix)

@@ -95,6 +95,14 @@ def read_source(source: str, split: Split = "calibration") -> Corpus:
 def _corpus(name: str, rows: list[Any], unit: Unit) -> Corpus:
     if not any(row.strip() if isinstance(row, str) else row for row in rows):
         raise InputError(f"--dataset {name}", "it holds no text", "give a source that is not empty")
+    try:
+        return _hashed(name, rows, unit)
+    except UnicodeEncodeError as error:
+        cause = f"it holds a character that is none ({error.reason})"
+        raise InputError(f"--dataset {name}", cause, "write valid Unicode") from error
+
+
+def _hashed(name: str, rows: list[Any], unit: Unit) -> Corpus:
     if unit == "chat":
         content = "\n".join(json.dumps(row, sort_keys=True, ensure_ascii=False) for row in rows)
         return Corpus(name, hashlib.sha256(content.encode()).hexdigest(), rows, unit)
@@ -132,7 +140,7 @@ def _read_jsonl(path: Path) -> tuple[list[Any], Unit]:
             continue
         try:
             records.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(
                 f"--dataset {path}", f"line {number} is not JSON ({error})", "write one JSON object a line"
             ) from error

@@ -72,27 +72,26 @@ class Stream:
         self._checkpoint, self._facts = checkpoint, facts
         self._device, self._dtype = torch.device(device), dtype
         config = read_config(checkpoint.directory, trust_remote_code=trust_remote_code)
-        self._host_dtype = checkpoint.tensors[f"{facts.embedding}.weight"].dtype
         self._model = empty_model(config, dtype, attn_implementation=None, trust_remote_code=trust_remote_code)
         self._model.config.use_cache = False
         self._windows, self._batch_size = windows, batch_size
         self._batches: list[_Batch] = []
         self._stages: dict[Stage, list[Stage]] = {}
         self._layers: nn.ModuleList = self._model.get_submodule(facts.layers)  # type: ignore[assignment]
+        blocks = {place[0] for name in checkpoint.tensors if (place := facts.split(name))}
+        if len(self._layers) != len(blocks):
+            cause = f"config.json has {len(self._layers)} layers and the checkpoint {len(blocks)}"
+            raise InputError(str(checkpoint.directory), cause, "correct num_hidden_layers")
+        self._host_dtype = next(info.dtype for name, info in checkpoint.tensors.items() if facts.split(name))
 
     def start(self, track: Track = silent) -> None:
         """Embed the windows and record what the model passes to each block."""
-        embedding = f"{self._facts.embedding}.weight"
-        self._place(self._model, [embedding])
-        inputs = self._model.get_input_embeddings()
+        outside = self._place_outside()
         recorded: list[tuple[Tensor, dict[str, Any]]] = []
         saved = [layer.forward for layer in self._layers]
         for layer in self._layers:
             layer.forward = _recorder(recorded)  # type: ignore[method-assign]
-        body = self._model.get_decoder() if hasattr(self._model, "get_decoder") else self._model.model
-        norm = self._model.get_submodule(self._facts.final_norm)
-        norm_forward = norm.forward
-        norm.forward = lambda x: x  # type: ignore[method-assign]
+        body = self._model.base_model
         try:
             with torch.no_grad():
                 for ids, keep in track(self._slices(), "embedding calibration text", self._count()):
@@ -102,10 +101,10 @@ class Stream:
                     hidden = recorded[0][0].to("cpu", self._host_dtype)
                     self._batches.append(_Batch(hidden, keep, [arguments for _, arguments in recorded]))
         finally:
-            norm.forward = norm_forward  # type: ignore[method-assign]
             for layer, forward in zip(self._layers, saved, strict=True):
                 layer.forward = forward  # type: ignore[method-assign]
-            inputs.to("meta")
+            for module in outside:
+                module.to("meta")
 
     def block(self, number: int, weights: Mapping[str, Tensor]) -> Block:
         """Decoder block `number` with `weights` (checkpoint name -> tensor) in place on the stream's device."""
@@ -215,8 +214,19 @@ class Stream:
     def _count(self) -> int:
         return -(-self._windows.ids.shape[0] // self._batch_size)
 
-    def _place(self, model: PreTrainedModel, names: Iterable[str]) -> None:
-        self._assign(model, {name: self._checkpoint.read(name) for name in names})
+    def _place_outside(self) -> set[nn.Module]:
+        """Read what lies outside the blocks, the head apart: embeddings, norms. Returns the modules that hold it."""
+        head = self._model.get_output_embeddings()
+        owners: set[nn.Module] = set()
+        for name in self._checkpoint.tensors:
+            path = names_of(self._model).path(name)
+            if path is None or self._facts.split(name) is not None:
+                continue
+            owner = self._model.get_submodule(path.rpartition(".")[0])
+            if owner is not head:
+                self._assign(self._model, {name: self._checkpoint.read(name)})
+                owners.add(owner)
+        return owners
 
     def _assign(self, model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
         for name, tensor in weights.items():
@@ -225,6 +235,10 @@ class Stream:
             path, _, leaf = module_name(model, name).rpartition(".")
             owner = model.get_submodule(path)
             moved = tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
+            expected = getattr(owner, leaf, None)
+            if isinstance(expected, Tensor) and expected.shape != moved.shape:
+                cause = f"is {list(moved.shape)} where config.json asks for {list(expected.shape)}"
+                raise InputError(name, cause, "correct config.json, or the checkpoint")
             if leaf in owner._parameters:
                 setattr(owner, leaf, nn.Parameter(moved, requires_grad=False))
             elif leaf in owner._buffers:

@@ -21,7 +21,7 @@ WORST = 8
 @click.command("quantize", cls=options.Command)
 @click.argument("model", required=False)
 @click.option("--output", "-o", "out", required=True, type=click.Path(path_type=Path), help="Directory to write.")
-@click.option("--scheme", help="W4A16 (the default), W4A16_ASYM, W8A16, W8A8, W8A8_STATIC.")
+@click.option("--scheme", help="W4A16 (default), W4A16_ASYM, W4A16_HQQ, W8A16, W8A8, W8A8_STATIC.")
 @click.option("--method", help="Transforms, then one rounding, separated by commas.  [default: rtn]")
 @click.option("--group-size", metavar="N|channel|auto", help="Inputs that share a scale; auto fits each layer.")
 @click.option("--sym/--asym", "symmetric", default=None, help="Without or with zero points.")
@@ -66,7 +66,8 @@ def command(
     base = recipes.load(recipe_file) if recipe_file is not None else recipes.Recipe()
     recipe = recipes.override(base, flags)
     job = prepare(model, recipe, device=device, max_memory=_size(max_memory), trust_remote_code=trust_remote_code)
-    check_out(out.absolute(), overwrite, job.plan.checkpoint.directory)
+    if not dry_run:
+        check_out(out.absolute(), overwrite, job.plan.checkpoint.directory)
     for warning in job.warnings:
         console.warn(warning)
     if dry_run:
@@ -79,7 +80,7 @@ def command(
 
 
 def _group_size(text: str | None) -> int | str | None:
-    return int(text) if text is not None and text.lstrip("-").isdecimal() else text
+    return int(text) if text is not None and text.removeprefix("-").isdecimal() else text
 
 
 def _size(text: str | None) -> int | None:

@@ -90,6 +90,7 @@ SCHEMES: dict[str, Scheme] = {
         Scheme("W4A16_ASYM", INT4, "pack-quantized", symmetric=False),
         Scheme("W4A16_HQQ", INT4, "compress-int4-float-zero", group_size=64, symmetric=False, zero_dtype="float"),
         Scheme("W8A16", INT8, "pack-quantized", strategy="channel", group_size=None),
+        Scheme("W8A16_ASYM", INT8, "pack-quantized", strategy="channel", group_size=None, symmetric=False),
         Scheme(
             "W8A8",
             INT8,
@@ -113,10 +114,10 @@ SCHEMES: dict[str, Scheme] = {
 ALIASES = {"INT8": "W8A8", "INT4": "W4A16"}
 
 
-def scheme(name: str) -> Scheme:
-    """The preset called `name` (case does not matter). Raises InputError with the nearest name."""
+def scheme(name: str, flag: str = "--scheme") -> Scheme:
+    """The preset called `name` (case does not matter). Raises InputError, blaming `flag`, with the nearest name."""
     folded = name.upper()
     known = ALIASES.get(folded, folded)
     if known not in SCHEMES:
-        raise InputError(f"--scheme {name}", "no scheme has this name", nearest(name, SCHEMES))
+        raise InputError(f"{flag} {name}", "no scheme has this name", nearest(name, SCHEMES))
     return SCHEMES[known]

@@ -25,7 +25,7 @@ from .names import module_name
 
 __all__ = ["empty_model", "module_name", "read_config"]
 
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, ImportError, StrictDataclassError)
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, StrictDataclassError)
 """What transformers raises for a config it cannot make sense of."""
 
 _FIX = "use a model that this transformers knows, or --trust-remote-code if you trust the code in it"

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from ..calibration.statistics import Stats
 from ..formats.errors import InputError
-from ..formats.rounded import Rounded
 from ..formats.scheme import Scheme
 from . import folding
-from .gptq import factorize, solve
+from .gptq import left_over
 from .method import LiveFeed, Options, Source, Transformation
-from .scales import choose
 from .search import Weighted, best_scale, floored, rounding_loss
 
 Candidate = tuple[dict[str, Any], Tensor]
@@ -49,19 +47,16 @@ def search_scale(
     trials = list(_candidates(pairs, hessian.diagonal(), options["grid"], source))
     if exact:
         trials = [(record, folding.power_of_two(scale)) for record, scale in trials]
+    judge = left_over(hessian, options["damp"]) if options["compensated"] else hessian
 
-    def nearest(some: Weighted, scale: Tensor) -> Tensor:
+    def loss(some: Weighted, scale: Tensor) -> Tensor:
         columns = folding.spread(scale, source)
         return torch.stack(
-            [rounding_loss(weight, scheme, columns, scale_dtype, hessian) for weight, scheme in some]
+            [rounding_loss(weight, scheme, columns, scale_dtype, judge) for weight, scheme in some]
         ).sum()
 
-    def compensated(some: Weighted, scale: Tensor) -> Tensor:
-        return _gptq_loss(some, folding.spread(scale, source), scale_dtype, hessian, options["damp"])
-
     scales = [scale for _, scale in trials]
-    last = compensated if options["compensated"] else None
-    best, before, after = best_scale(pairs, scales, nearest, options["rows"], options["finalists"], last)
+    best, before, after = best_scale(pairs, scales, loss, options["rows"], options["finalists"])
     return scales[best], {**trials[best][0], "error_before": before, "error_after": after}
 
 
@@ -78,22 +73,6 @@ def _candidates(pairs: Weighted, energy: Tensor, grid: int, source: Source | Non
         if step:
             yield {"form": "plain", "alpha": alpha}, _normalised(x**alpha)
         yield {"form": "duo", "alpha": alpha}, _normalised(x**alpha / w ** (1 - alpha))
-
-
-def _gptq_loss(pairs: Weighted, scale: Tensor, scale_dtype: torch.dtype, hessian: Tensor, damp: float) -> Tensor:
-    """tr(E H Eᵀ) for the error E of GPTQ under `scale` [in]; H is damped here too, for tokens that GPTQ did not see."""
-    moved = hessian / scale / scale.unsqueeze(1)
-    factor = factorize(moved, damp, act_order=True)
-    damped = hessian + damp * hessian.diagonal().mean() * torch.eye(hessian.shape[0], device=hessian.device)
-    total = torch.zeros((), device=hessian.device)
-    for weight, scheme in pairs:
-        scaled = weight * scale
-        params = choose(scaled, scheme, "local-hessian", scale_dtype, moved)
-        error = (
-            Rounded(scheme, solve(scaled, scheme, params, factor, 128), params).dequantize().div_(scale).sub_(weight)
-        )
-        total += (error @ damped).mul_(error).sum()
-    return total
 
 
 def _share(pairs: Weighted) -> Tensor:
@@ -114,7 +93,7 @@ def awq(feed: LiveFeed, scale_dtype: torch.dtype, options: Options) -> dict[str,
     Readers that stay unquantised are rescaled too, by powers of two, which cost them nothing.
 
     Options: `grid`, exponents a form; `rows` and `finalists`, see `best_scale`; `compensated`, whether GPTQ rounds
-    afterwards, so that the finalists are judged by what it makes of them, under its `damp`.
+    afterwards, so that only what it cannot make up for counts, under its `damp`.
     """
     quantised = [(target.weight.float(), target.scheme) for target in feed.targets if target.scheme is not None]
     if feed.source is None or not quantised:

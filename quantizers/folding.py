@@ -43,9 +43,9 @@ def gathered(values: Tensor, source: Source | None) -> Tensor:
     """Per source row the mean of `values` [in] over the input channels that read it."""
     if source is None or source.shared is None:
         return values
-    rows = source.weight.shape[0]
-    total = torch.zeros(rows, dtype=values.dtype, device=values.device).index_add_(0, source.shared, values)
-    return total / torch.bincount(source.shared, minlength=rows).clamp_(min=1)
+    rows, shared = source.weight.shape[0], source.shared.cpu()  # a GPU would add in any order
+    total = torch.zeros(rows, dtype=values.dtype).index_add_(0, shared, values.cpu())
+    return (total / torch.bincount(shared, minlength=rows).clamp_(min=1)).to(values.device)
 
 
 def spread(scale: Tensor, source: Source | None) -> Tensor:

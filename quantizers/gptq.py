@@ -29,11 +29,13 @@ from .scales import choose
 class Factor:
     """What GPTQ needs of the inputs: the order of the columns, and in that order the rows of U divided by U_jj.
 
-    `order` int64 [in]; `unit` float32 [in, in], upper triangular with ones on its diagonal.
+    `order` int64 [in]; `unit` float32 [in, in], upper triangular with ones on its diagonal; `energy` float32 [in], in
+    that order, is 1 / U_jj²: what is left of an input's energy once the later inputs have made up for it.
     """
 
     order: Tensor
     unit: Tensor
+    energy: Tensor
 
 
 def round_gptq(
@@ -82,8 +84,17 @@ def factorize(second_moment: Tensor, damp: float, act_order: bool) -> Factor:
     for dtype in (torch.float32, torch.float64):
         upper, failed = _inverse_root(hessian.to(dtype))
         if not failed:
-            return Factor(order, (upper / upper.diagonal().unsqueeze(1)).float())
+            steps = upper.diagonal()
+            return Factor(order, (upper / steps.unsqueeze(1)).float(), steps.square().reciprocal().float())
     raise InputError("--method gptq", "the statistics of a layer's inputs are not positive definite", "raise damp")
+
+
+def left_over(second_moment: Tensor, damp: float) -> Tensor:
+    """The part of each input's energy [in] that inputs rounded later cannot make up for: what its error costs GPTQ."""
+    found = factorize(second_moment, damp, act_order=True)
+    energy = torch.empty_like(found.energy)
+    energy[found.order] = found.energy
+    return energy
 
 
 def _inverse_root(hessian: Tensor) -> tuple[Tensor, bool]:

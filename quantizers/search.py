@@ -20,32 +20,30 @@ Loss = Callable[[Weighted, Tensor], Tensor]  # (weights with their schemes, scal
 
 
 def best_scale(
-    pairs: Weighted,
-    trials: Sequence[Tensor],
-    loss: Loss,
-    rows: int,
-    finalists: int,
-    final_loss: Loss | None = None,
+    pairs: Weighted, trials: Sequence[Tensor], loss: Loss, rows: int, finalists: int
 ) -> tuple[int, float, float]:
     """The number of the best of `trials`, with the loss of the first of them (no change) and of the best.
 
-    The coarse round looks at no more than `rows` rows of a weight; the first trial and the `finalists` best go on, and
-    are judged on all rows or, where there is a dearer `final_loss`, by that on as few.
+    The coarse round looks at no more than `rows` rows of a weight; the first trial and the `finalists` best go on.
     """
     few = [(weight[:: -(-weight.shape[0] // rows)], scheme) for weight, scheme in pairs]
     coarse = torch.stack([loss(few, scale) for scale in trials[1:]]).nan_to_num(torch.inf)
     final = [0, *(1 + i for i in coarse.topk(min(finalists, len(trials) - 1), largest=False).indices.tolist())]
-    judges = [final_loss(few, trials[i]) if final_loss is not None else loss(pairs, trials[i]) for i in final]
-    whole = torch.stack(judges).nan_to_num(torch.inf)
+    whole = torch.stack([loss(pairs, trials[i]) for i in final]).nan_to_num(torch.inf)
     winner = int(whole.argmin())
     return final[winner], float(whole[0]), float(whole[winner])
 
 
 def rounding_loss(weight: Tensor, scheme: Scheme, scale: Tensor, scale_dtype: torch.dtype, hessian: Tensor) -> Tensor:
-    """tr(E H Eᵀ) for the error E of rounding `weight` · `scale` [in] to nearest and undoing the scale."""
+    """tr(E H Eᵀ) for the error E of rounding `weight` · `scale` [in] to nearest and undoing the scale.
+
+    `hessian` is the second moment [in, in], or the energy of each input [in] where errors are taken as independent.
+    """
     scaled = weight * scale
     error = fake_quantize(scaled, scheme, choose(scaled, scheme, "minmax", scale_dtype))
     error.div_(scale).sub_(weight)
+    if hessian.dim() == 1:
+        return (error.square_().sum(0) * hessian).sum()
     return (error @ hessian).mul_(error).sum()
 
 

@@ -57,6 +57,17 @@ def check_source(source: Source, report: SavedReport, track: Track) -> Check:
     return check("source", faults, digest)
 
 
+def check_settings(source: Source, config: Mapping[str, object]) -> Check:
+    """config.json says of the model what the source's says; only how weights are stored may differ."""
+    added = {"quantization_config", "tie_word_embeddings"}
+    before = source.checkpoint.config
+    keys = sorted((before.keys() | config.keys()) - added)
+    faults = [
+        f"'{key}' is {config.get(key)!r}, not {before.get(key)!r}" for key in keys if config.get(key) != before.get(key)
+    ]
+    return check("settings", faults, f"{len(keys)} settings as in the source")
+
+
 def check_kept(source: Source, report: SavedReport, packed: list[Packed], track: Track) -> Check:
     """What is not packed is the source's, byte for byte, and nothing of the source is lost.
 

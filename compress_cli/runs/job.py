@@ -25,6 +25,7 @@ from .methods import Chain, chain, check_fit, fields_wanted
 from .plain_json import to_json
 from .plan import Plan, ignored_modules, make_plan
 from .recipe import Recipe
+from .unknown import check_modules
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Job:
     device: str
     compute_dtype: torch.dtype
     trust_remote_code: bool
+    batch_size: int
     peak_memory: int
     output_bytes: int
 
@@ -67,6 +69,7 @@ def prepare(
     plan = make_plan(recipe, checkpoint)
     schemes = {layer.scheme for layer in plan.quantized if layer.scheme is not None}
     check_fit(methods, schemes)
+    check_modules(plan, trust_remote_code)
     calibrated = bool(fields_wanted(methods, schemes)) or recipe.dataset is not None
     estimate = peak_memory_estimate(plan, calibrated)
     check_memory(estimate, max_memory)
@@ -83,6 +86,7 @@ def prepare(
         device=place,
         compute_dtype=_compute_dtype(recipe, place, plan),
         trust_remote_code=trust_remote_code,
+        batch_size=_batch_size(recipe, methods, windows),
         peak_memory=estimate,
         output_bytes=_output_bytes(plan),
     )
@@ -118,6 +122,18 @@ def _calibration_text(directory: Path, recipe: Recipe, trust_remote_code: bool) 
         "tokens": windows.tokens,
         "windows": windows.ids.shape[0],
     }
+
+
+def _batch_size(recipe: Recipe, methods: Chain, windows: Windows | None) -> int:
+    """Windows that go through a block together; `auto` holds out whole batches and so needs four, or at least two."""
+    if windows is None or not methods.auto:
+        return recipe.batch_size
+    count = windows.ids.shape[0]
+    if count < 2:
+        raise InputError(
+            "--method auto", "has one window of text and must hold some out", "give --num-samples 4 or more"
+        )
+    return min(recipe.batch_size, max(1, count // 4))
 
 
 def _compute_dtype(recipe: Recipe, device: str, plan: Plan) -> torch.dtype:

@@ -19,14 +19,20 @@ def peak_memory_estimate(plan: Plan, calibrated: bool) -> int:
     worst = max((_unit_bytes(plan, unit, calibrated) for unit in plan.units), default=0)
     states = 0
     if calibrated:
-        recipe, config = plan.recipe, plan.checkpoint.config
-        hidden, inner = int(config.get("hidden_size", 0)), int(config.get("intermediate_size", 0))
+        recipe = plan.recipe
+        hidden, inner = (_size(plan, key) for key in ("hidden_size", "intermediate_size"))
         tokens = recipe.num_samples * recipe.seq_len
         states = tokens * (2 * hidden * 2 + 4 * max(hidden, inner))
         states += recipe.batch_size * recipe.seq_len * 4 * (4 * hidden + 3 * inner)
         embedding = plan.checkpoint.tensors.get(f"{plan.architecture.embedding}.weight")
         worst = max(worst, 3 * embedding.nbytes if embedding else 0)
     return LIBRARIES + SEARCH + worst + states
+
+
+def _size(plan: Plan, key: str) -> int:
+    """A size from the config, 0 where it has none."""
+    value = plan.checkpoint.config.get(key)
+    return value if isinstance(value, int) else 0
 
 
 def _unit_bytes(plan: Plan, unit: Unit, calibrated: bool) -> int:

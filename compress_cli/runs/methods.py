@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +48,8 @@ class Chain:
 
 def chain(recipe: Recipe) -> Chain:
     """Look the recipe's methods up. Raises InputError for unknown names, a wrong order, unknown settings."""
-    if recipe.methods == (AUTO,):
-        return Chain((), ROUNDINGS["rtn"], _filled(ROUNDINGS["rtn"], _rule(recipe, ROUNDINGS["rtn"]), {}), auto=True)
+    if AUTO in recipe.methods:
+        return _auto(recipe)
     names = _checked_names(recipe)
     transforms = [name for name in names if name in TRANSFORMS]
     if len(set(transforms)) != len(transforms):
@@ -60,12 +61,21 @@ def chain(recipe: Recipe) -> Chain:
         rounding, defaults = ROUNDINGS[last.rounding], dict(last.rounding_options)
     else:
         raise InputError(f"--method {recipe.method}", "has no rounding", "add rtn at the end")
-    given = {**recipe.options.get(rounding.name, {}), **_rule(recipe, rounding)}
+    given = {**_given(recipe, rounding.name), **_rule(recipe, rounding)}
     return Chain(
         tuple((TRANSFORMS[name], _settings(TRANSFORMS[name], rounding, recipe)) for name in transforms),
         rounding,
         _filled(rounding, given, defaults),
     )
+
+
+def _auto(recipe: Recipe) -> Chain:
+    if recipe.methods != (AUTO,):
+        raise InputError(f"--method {recipe.method}", f"{AUTO} tries the methods itself", f"write {AUTO} alone")
+    if recipe.options or recipe.scale_rule is not None:
+        given = "--scale-rule" if recipe.scale_rule is not None else "options"
+        raise InputError(given, f"{AUTO} tries every method with its own settings", "leave it out, or name a method")
+    return Chain((), ROUNDINGS["rtn"], ROUNDINGS["rtn"].options, auto=True)
 
 
 def _rule(recipe: Recipe, rounding: Rounding) -> dict[str, Any]:
@@ -96,7 +106,7 @@ def _checked_names(recipe: Recipe) -> tuple[str, ...]:
 
 def _settings(transform: Transformation, then: Rounding, recipe: Recipe) -> Mapping[str, Any]:
     """The transform's settings; what the rounding after it hints at gives way to what the recipe says."""
-    given = recipe.options.get(transform.name, {})
+    given = _given(recipe, transform.name)
     _filled(transform, given, {})
     return transform.settings(then, given)
 
@@ -104,10 +114,33 @@ def _settings(transform: Transformation, then: Rounding, recipe: Recipe) -> Mapp
 def _filled(
     method: Rounding | Transformation, given: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    for key in given:
+    for key, value in given.items():
+        name = f"options: {method.name}: {key}"
         if key not in method.options:
-            raise InputError(f"options: {method.name}: {key}", "no setting has this name", nearest(key, method.options))
+            raise InputError(name, "no setting has this name", nearest(str(key), method.options))
+        if not _is_like(value, method.options[key]):
+            wanted = type(method.options[key]).__name__
+            raise InputError(name, f"{value!r} is not a valid {wanted}", "correct the value")
+        if key == "scale_rule":
+            check_rule(value)
     return {**method.options, **defaults, **given}
+
+
+def _given(recipe: Recipe, method: str) -> Mapping[str, Any]:
+    given = recipe.options.get(method, {})
+    if not isinstance(given, Mapping):
+        raise InputError(f"options: {method}", f"{given!r} is no mapping", "write 'setting: value' pairs")
+    return given
+
+
+def _is_like(value: object, default: object) -> bool:
+    """Whether a setting has the type of its default; numbers must be finite and not negative."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, (int, float)):
+        right = isinstance(value, (int, float)) and (isinstance(default, float) or isinstance(value, int))
+        return right and math.isfinite(value) and value >= 0  # type: ignore[arg-type]
+    return isinstance(value, type(default))
 
 
 def check_fit(methods: Chain, schemes: set[Scheme]) -> None:

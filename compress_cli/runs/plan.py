@@ -120,7 +120,7 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     Raises InputError for an already quantised source, unsupported dtypes, patterns that match nothing, group sizes that
     do not divide, layers that engines fuse under different schemes, and a recipe that would quantise nothing.
     """
-    if "quantization_config" in checkpoint.config:
+    if checkpoint.quantization is not None:
         raise InputError(
             str(checkpoint.directory), "is already quantised", "start from the original bf16, fp16 or fp32 checkpoint"
         )
@@ -156,6 +156,10 @@ def _schemes(
     recipe: Recipe, facts: Architecture, sources: Mapping[str, str], checkpoint: Checkpoint
 ) -> dict[str, Choice]:
     names = [name for name in sources if name != facts.head]
+    if recipe.lm_head is not None and facts.head not in sources:
+        raise InputError(f"--lm-head {recipe.lm_head}", f"this model has no {facts.head}", "leave it out")
+    if facts.head in recipe.targets:
+        raise InputError(f"--target {facts.head}", "the head has a flag of its own", "use --lm-head SCHEME")
     targets = matching(recipe.targets, names, "--target") if recipe.targets else set(names)
     ignored = matching(recipe.ignore, sources, "--ignore") if recipe.ignore else set()
     by_rule: dict[str, Rule] = {}
@@ -278,6 +282,11 @@ def ignored_modules(plan: Plan) -> Sequence[str]:
     for unit in plan.units:
         for tensor in unit.kept:
             place = plan.architecture.split(tensor)
-            if place is not None and place[1].removesuffix(".weight") in routers:
+            router = place is not None and place[1].removesuffix(".weight") in routers
+            if router or (not plan.architecture.known and _may_be_linear(plan, tensor)):
                 kept.append(tensor.removesuffix(".weight"))
-    return kept
+    return sorted(set(kept), key=kept.index)
+
+
+def _may_be_linear(plan: Plan, tensor: str) -> bool:
+    return tensor.endswith(".weight") and len(plan.checkpoint.tensors[tensor].shape) == 2

@@ -116,7 +116,7 @@ def _open_stream(job: Job, track: Track) -> Stream | None:
         job.windows,
         device=job.device,
         dtype=job.compute_dtype,
-        batch_size=job.plan.recipe.batch_size,
+        batch_size=job.batch_size,
         trust_remote_code=job.trust_remote_code,
     )
     stream.start(track)

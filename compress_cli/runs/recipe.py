@@ -58,13 +58,15 @@ class Recipe:
         for name in ("num_samples", "seq_len", "batch_size"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)}", "must be at least 1", "give a positive number")
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError(f"--seed {self.seed}", "is out of range", "give a number from 0 to 2^63 - 1")
         check_group_size(self.group_size)
         scheme(self.scheme)
         for rule in self.rules:
             scheme(rule.scheme)
             check_group_size(rule.group_size)
         if self.lm_head is not None:
-            scheme(self.lm_head)
+            scheme(self.lm_head, "--lm-head")
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -108,6 +110,8 @@ def from_dict(data: Mapping[str, Any], origin: str = "recipe") -> Recipe:
     for name in ("targets", "ignore"):
         value = checked.get(name, ())
         checked[name] = (value,) if isinstance(value, str) else tuple(value)
+        if not all(isinstance(item, str) for item in checked[name]):
+            raise InputError(f"{origin}: {name}", "holds something that is no pattern", "write a list of strings")
     return Recipe(**checked)
 
 

@@ -58,7 +58,7 @@ def read_report(directory: Path) -> SavedReport | None:
             files={name: _text(digest) for name, digest in data["files"].items()},
             bytes_after=int(data["totals"]["bytes_after"]),
         )
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError) as error:
         cause = f"is not a report ({type(error).__name__}: {error})"
         raise InputError(str(file), cause, "copy the directory again from where it is whole") from error
 

@@ -15,7 +15,7 @@ from ...calibration.sources import EMBEDDED
 from ...formats.checkpoint import Checkpoint, resolve
 from ...formats.errors import InputError
 from ...formats.progress import Track, silent
-from .against_source import Source, check_kept, check_source, weight_faults
+from .against_source import Source, check_kept, check_settings, check_source, weight_faults
 from .checks import (
     Check,
     check,
@@ -81,6 +81,7 @@ def _checks(directory: Path, source: Source | None, track: Track) -> Iterator[Ch
     yield from _check_weights(checkpoint, report, packed, source, track)
     if source is not None:
         yield check_source(source, report, track)
+        yield check_settings(source, checkpoint.config)
         yield check_kept(source, report, packed, track)
 
 

@@ -129,7 +129,7 @@ def test_rounding_after_the_fold_loses_less_than_before_it() -> None:
     assert output_error(folded * norm - original, moment) < output_error(plain - original, moment)
 
 
-def test_before_gptq_the_scale_is_chosen_by_what_gptq_makes_of_it() -> None:
+def test_before_gptq_the_scale_is_chosen_by_what_gptq_cannot_make_up_for() -> None:
     """Correlated inputs: what looks best to rounding to nearest is not what GPTQ does best with."""
     generator = torch.Generator().manual_seed(4)
     weight = torch.randn(96, 64, generator=generator) * 0.05

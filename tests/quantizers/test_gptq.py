@@ -12,7 +12,7 @@ from compress_llm.formats.errors import InputError
 from compress_llm.formats.rounded import QParams, round_to_grid
 from compress_llm.formats.scheme import SCHEMES, Scheme
 from compress_llm.quantizers import gptq
-from compress_llm.quantizers.gptq import GPTQ, factorize, round_gptq, solve
+from compress_llm.quantizers.gptq import GPTQ, factorize, left_over, round_gptq, solve
 from compress_llm.quantizers.scales import choose
 
 W4 = SCHEMES["W4A16"].with_group(16)
@@ -134,6 +134,20 @@ def test_float64_takes_over_where_float32_fails(monkeypatch: pytest.MonkeyPatch)
 def test_statistics_that_are_not_finite_are_refused() -> None:
     with pytest.raises(InputError, match="not positive definite"):
         factorize(torch.full((8, 8), torch.nan), 0.01, True)
+
+
+@pytest.mark.parametrize("act_order", [True, False])
+def test_left_over_energy_is_what_later_inputs_do_not_explain(act_order: bool) -> None:
+    _, stats = case(width=12)
+    assert stats.second_moment is not None
+    damped = stats.second_moment.double() + 0.1 * stats.second_moment.diagonal().mean() * torch.eye(12)
+    found = factorize(stats.second_moment, 0.1, act_order)
+    for place, j in enumerate(found.order.tolist()):
+        later = found.order[place + 1 :]
+        explained = damped[j, later] @ torch.linalg.solve(damped[later][:, later], damped[later, j])
+        assert float(found.energy[place]) == pytest.approx(float(damped[j, j] - explained), rel=1e-4)
+    if act_order:
+        assert torch.equal(left_over(stats.second_moment, 0.1)[found.order], found.energy)
 
 
 def test_missing_statistics_are_named() -> None:

@@ -32,14 +32,18 @@ def weight(rows: int = 20, width: int = 64, seed: int = 0, shift: float = 0.3) -
     which=st.integers(0, 3),
     rule=st.sampled_from(["minmax", "mse"]),
     dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    norm=st.sampled_from([2.0, 0.7]),
+    beta=st.sampled_from([1.0, 10.0]),
 )
-def test_never_worse_than_the_start_in_any_group(seed: int, shift: float, which: int, rule: str, dtype) -> None:
+def test_never_worse_than_the_start_in_any_group(
+    seed: int, shift: float, which: int, rule: str, dtype, norm: float, beta: float
+) -> None:
     w, scheme = weight(seed=seed, shift=shift), EVERY[which]
     rows = w.reshape(w.shape[0], scheme.groups(w.shape[1]), -1)
     start = choose(w, scheme, rule, dtype)
-    before = lp_cost(rows, scheme, start, 0.7)
-    found = refine(rows, scheme, start, {**HQQ.options, "scale_rule": rule})
-    assert bool((lp_cost(rows, scheme, found, 0.7) <= before * (1 + 1e-5)).all())
+    before = lp_cost(rows, scheme, start, norm)
+    found = refine(rows, scheme, start, {**HQQ.options, "norm": norm, "beta": beta})
+    assert bool((lp_cost(rows, scheme, found, norm) <= before * (1 + 1e-5)).all())
     assert found.scale.dtype == dtype and bool((found.scale > 0).all())
 
 

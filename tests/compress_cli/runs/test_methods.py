@@ -51,3 +51,28 @@ def test_mistakes_are_named(recipe: Recipe, words: tuple[str, ...]) -> None:
 def test_a_method_that_does_not_fit_the_scheme() -> None:
     with pytest.raises(InputError, match="smoothquant: does not fit W4A16"):
         check_fit(chain(Recipe(method="smoothquant")), {SCHEMES["W4A16"]})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (Recipe(method="auto", scale_rule="mse"), ("--scale-rule", "leave it out")),
+        (Recipe(method="auto", options={"gptq": {"damp": 1.0}}), ("options", "auto tries every method")),
+        (Recipe(method="awq,auto"), ("awq,auto", "auto alone")),
+        (Recipe(method="gptq", options={"gptq": 5}), ("options: gptq", "no mapping")),
+        (Recipe(method="gptq", options={"gptq": {"damp": "abc"}}), ("damp", "'abc'", "float")),
+        (Recipe(method="gptq", options={"gptq": {"damp": float("nan")}}), ("damp", "nan")),
+        (Recipe(method="gptq", options={"gptq": {"damp": -1}}), ("damp", "-1")),
+        (Recipe(method="gptq", options={"gptq": {"act_order": "no"}}), ("act_order", "bool")),
+        (Recipe(options={"rtn": {"scale_rule": 5}}), ("scale_rule", "5")),
+        (Recipe(options={"rtn": {"scale_rule": "msee"}}), ("scale-rule msee",)),
+    ],
+)
+def test_settings_are_checked_before_any_work(recipe: Recipe, words: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        chain(recipe)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_whole_numbers_do_for_real_settings() -> None:
+    assert chain(Recipe(method="gptq", options={"gptq": {"damp": 1}})).options["damp"] == 1

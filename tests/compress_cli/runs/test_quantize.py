@@ -33,7 +33,7 @@ RECIPES = {
     "awq,gptq": Recipe(group_size=32, method="awq,gptq", **SMALL_RUN),
     "smoothquant": Recipe(scheme="W8A8", method="smoothquant,gptq", **SMALL_RUN),
     "hqq": Recipe(scheme="W4A16_ASYM", group_size=32, method="hqq"),
-    "auto": Recipe(group_size=32, method="auto", **SMALL_RUN),
+    "auto": Recipe(group_size=32, method="auto", **{**SMALL_RUN, "batch_size": 8}),
     "data": Recipe(group_size=32, **SMALL_RUN),
 }
 
@@ -172,6 +172,32 @@ def test_resume_with_other_settings_is_refused_and_keeps_the_work(
 def test_too_little_memory_is_refused_before_any_work(tiny_llama: Path) -> None:
     with pytest.raises(InputError, match=r"--max-memory 100 MiB"):
         prepare(str(tiny_llama), RECIPES["gptq"], max_memory=100 << 20)
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", 32), ("vocab_size", 64), ("num_hidden_layers", 3)])
+def test_a_config_that_contradicts_the_weights_is_refused(
+    key: str, value: int, save_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = save_model("Llama")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(InputError, match=r"config\.json|num_hidden_layers"):
+        quantize(str(model), tmp_path / "out", RECIPES["gptq"])
+
+
+def test_unknown_architectures_are_calibrated_without_folds(save_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = save_model("GPTNeoX", rotary_pct=1.0)
+    report = quantize(str(model), tmp_path / "out", RECIPES["awq,gptq"])
+    assert "unknown architecture" in report.warnings[0]
+    assert all(row.output_error is not None and not row.transformed for row in report.layers)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert "embed_out" in config["quantization_config"]["ignore"]
+
+
+def test_weights_that_are_stored_the_other_way_round_are_refused(save_model: Callable[..., Path]) -> None:
+    model = save_model("GPT2", n_embd=32, n_layer=1, n_head=2)
+    with pytest.raises(InputError, match="Conv1D"):
+        prepare(str(model), Recipe(group_size=16))
 
 
 def test_experts_and_fused_projections_go_the_whole_way(save_model: Callable[..., Path], tmp_path: Path) -> None:
