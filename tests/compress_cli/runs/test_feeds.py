@@ -32,8 +32,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-
-
 def fold_everything(directory: Path) -> int:
     """Fold a random scale into every feed of the model, in place; the number of feeds that had a source."""
     checkpoint = Checkpoint.open(directory)
