@@ -75,7 +75,8 @@ def compare(root: Path, method: str) -> str:
             nibbles = [torch.stack([part[name] >> shift & 15 for shift in range(0, 32, 4)]) for part in codes]
             equal, total = equal + int((nibbles[0] == nibbles[1]).sum()), total + nibbles[0].numel()
     rows = zip(reports[0].layers, reports[1].layers, strict=True)
-    worst = max(abs((a.output_error or 0) / (b.output_error or 1) - 1) for a, b in rows)
+    errors = [(a.output_error or a.weight_error, b.output_error or b.weight_error) for a, b in rows]
+    worst = max(abs(first / second - 1) for first, second in errors)
     return f"| {method} | {100 * equal / total:.2f} % | {100 * worst:.2f} % |"
 
 
