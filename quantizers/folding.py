@@ -71,7 +71,7 @@ def apply(feed: LiveFeed, scale: Tensor, stored: torch.dtype) -> Tensor:
     columns = spread(done, source)
     for target in feed.targets:
         target.weight.mul_(columns.to(target.weight.dtype))
-    for stats in (feed.stats, feed.held):
+    for stats in (feed.stats, feed.held, *feed.parts):
         if stats is not None:
             stats.rescale(columns.float())
     return columns.float()

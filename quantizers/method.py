@@ -94,13 +94,14 @@ class LiveFeed:
 
     `source` is None where nothing is known that a scale could move into. `targets` must be all readers of the input,
     quantised or not (a router too). `stats` are of that input and are rescaled with it, and so are `held`: the same
-    statistics of tokens that no search looks at.
+    statistics of tokens that no search looks at, and `parts`, those of single readers (experts see some tokens each).
     """
 
     source: Source | None
     targets: Sequence[Target]
     stats: Stats
     held: Stats | None = None
+    parts: Sequence[Stats] = ()
 
 
 class Transform(Protocol):

@@ -100,8 +100,8 @@ class Auto:
         schemes = [scheme for scheme in self.schemes.values() if scheme is not None]
         roundings = [row for row in ROUNDINGS.values() if not any(row.misfit(scheme) for scheme in schemes)]
         for row in roundings:
-            options = {**row.options, "scale_rule": "mse"} if row.name == "rtn" else row.options
-            yield Trial(None, row, options)
+            weighted = row.name == "rtn" and not any(scheme.activation for scheme in schemes)
+            yield Trial(None, row, {**row.options, "scale_rule": "local-hessian"} if weighted else row.options)
         for transform in TRANSFORMS.values():
             if any(transform.misfit(scheme) for scheme in schemes):
                 continue

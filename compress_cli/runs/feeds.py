@@ -64,11 +64,13 @@ def live_feeds(
             stages = [stage for stage in remaining if set(stage) <= set(names)]
             if not stages:
                 continue
-            found = _merged([remaining.pop(stage) for stage in stages])
+            parts = [remaining.pop(stage) for stage in stages]
+            found = _merged(parts)
             kept = None if held is None else _merged([held[stage] for stage in stages])
             readers = names + [prefix + other for other in feed.also]
             targets = [Target(name, weights[f"{name}.weight"], schemes.get(name)) for name in readers]
-            yield LiveFeed(_source(feed, facts, prefix, expert, weights, heads), targets, found, kept)
+            source = _source(feed, facts, prefix, expert, weights, heads)
+            yield LiveFeed(source, targets, found, kept, parts if len(parts) > 1 else ())
     for stage, seen in remaining.items():
         targets = [Target(name, weights[f"{name}.weight"], schemes.get(name)) for name in stage]
         yield LiveFeed(None, targets, seen, None if held is None else held[stage])

@@ -79,6 +79,20 @@ def test_the_folded_model_computes_the_same(kind: str, save_model: Callable[...,
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
 
 
+def test_every_experts_statistics_are_rescaled_with_the_shared_norm(save_model: Callable[..., Path]) -> None:
+    directory = save_model("Mixtral", num_local_experts=2, dtype=torch.float32)
+    checkpoint = Checkpoint.open(directory)
+    facts = architecture(checkpoint.config, {name: info.shape for name, info in checkpoint.tensors.items()})
+    prefix = f"{facts.layers}.0."
+    block = {name: checkpoint.read(name) for name in checkpoint.tensors if name.startswith(prefix)}
+    experts = [f"{prefix}block_sparse_moe.experts.{number}.w1" for number in range(2)]
+    stats = {(name,): Stats(1, abs_max=torch.ones(64)) for name in experts}
+    feed = next(live_feeds(facts, prefix, block, dict.fromkeys(experts), stats, Heads.of(checkpoint.config)))
+    folding.apply(feed, torch.full((64,), 2.0), torch.float32)
+    for seen in stats.values():
+        assert seen.abs_max is not None and seen.abs_max.tolist() == [0.5] * 64
+
+
 def test_value_rows_of_grouped_heads() -> None:
     assert Heads(4, 2, 2).value_rows().tolist() == [0, 1, 0, 1, 2, 3, 2, 3]
     assert Heads.of({"num_attention_heads": 4, "hidden_size": 32}) == Heads(4, 4, 8)
