@@ -49,7 +49,7 @@ def theirs_dense(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Dense weights after the first forward pass of the whole model, which is when transformers decodes them."""
     with torch.no_grad():
         model(IDS)
-    return {name: module.weight for name, module in model.named_modules() if name.endswith("_proj")}
+    return {name: module.get_parameter("weight") for name, module in model.named_modules() if name.endswith("_proj")}
 
 
 @pytest.mark.parametrize("name", WEIGHT_ONLY)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,8 @@ def packed(rounded: dict[str, Rounded]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("chosen", [*ONE.values(), MIXED], ids=[*ONE, "mixed"])
 def test_loads_with_the_same_tensors_weights_and_logits(chosen, dtype, tmp_path):
     model, rounded = write(tmp_path, chosen)
-    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, output_loading_info=True)
+    both: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, output_loading_info=True)
+    loaded, info = both
     assert not any(info.values()), info
     state = loaded.state_dict()
     for name, tensor in packed(rounded).items():
