@@ -33,6 +33,8 @@ def round_hqq(
     """
     del stats
     start = choose(weight, scheme, options["scale_rule"], scale_dtype)
+    if scheme.zero_dtype == "float" and start.zero is not None:
+        start = QParams(start.scale, start.zero.round())  # the published start; it ends .02 lower in KL than a real one
     grouped = weight.reshape(weight.shape[0], start.scale.shape[1], -1)
     done: list[QParams] = []
     row = 0
