@@ -167,7 +167,7 @@ class Stream:
     def advance(self, block: Block) -> None:
         """Move the states through the block with its present weights."""
         for batch in self._batches:
-            batch.hidden = self._forward(block, batch).to("cpu", self._host_dtype)
+            batch.hidden = self._forward(block, batch)
 
     def advance_staged(self, block: Block, on_stage: OnStage, wanted: Iterable[Field]) -> None:
         """Move the states on while `on_stage` replaces the weights of each stage once its inputs are known.
@@ -194,11 +194,6 @@ class Stream:
             results = staged.run([_call(self._forward, block, batch) for batch in self._batches])
         for batch, result in zip(self._batches, results, strict=True):
             batch.hidden = result
-
-    @property
-    def tokens(self) -> int:
-        """Calibration tokens, padding not counted."""
-        return self._windows.tokens
 
     def _forward(self, block: Block, batch: _Batch) -> Tensor:
         with torch.no_grad():

@@ -1,10 +1,10 @@
 """How a group of weights gets its scale and zero point: the table of scale rules that every rounding draws on.
 
 `minmax` covers the whole range. `mse` also tries to clip it and keeps what loses least of the weight, errors counted
-with a power above two (`ERROR_POWER`), as the observers of other tools do; `local-hessian`
-keeps what loses least of the output, weighing the error by the second moment of the group's inputs (which is AWQ's
-clip search, Lin et al. 2023, arXiv 2306.00978, section 4, without a pass over the data). Scales are rounded to the
-dtype they are stored in before anything is computed from them, so that what is searched is what will be served.
+with a power above two (`ERROR_POWER`), as the observers of other tools do; `local-hessian` keeps what loses least of
+the output, weighing the error by the second moment of the group's inputs (which is AWQ's clip search, Lin et al. 2023,
+arXiv 2306.00978, section 4, without a pass over the data). Scales are rounded to the dtype they are stored in before
+anything is computed from them, so that what is searched is what will be served.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def choose(
     if rule == "local-hessian" and second_moment is None:
         raise InputError("--scale-rule local-hessian", "needs calibration statistics", "give a --dataset or use mse")
     grouped = weight.reshape(weight.shape[0], scheme.groups(weight.shape[1]), -1)
+    cost = _powers if rule == "mse" or second_moment is None else _weighted(second_moment, grouped.shape[1])
     parts: list[QParams] = []
     for rows in row_chunks(grouped):
         if rule == "minmax":
             parts.append(fit_range(*value_range(rows), scheme, scale_dtype))
         else:
-            cost = _powers if rule == "mse" or second_moment is None else _weighted(second_moment, grouped.shape[1])
             parts.append(search(rows, scheme, scale_dtype, cost))
     zeros = [part.zero for part in parts if part.zero is not None]
     return QParams(torch.cat([part.scale for part in parts]), torch.cat(zeros) if zeros else None)

@@ -15,13 +15,14 @@ from torch import Tensor
 from ...calibration.lanes import Stage
 from ...calibration.statistics import Field, Stats
 from ...formats.headers import TensorInfo
+from ...formats.layout import has_input_scale
 from .auto import Auto
 from .feeds import Heads, live_feeds
 from .finite import check_finite
 from .methods import Chain
 from .plan import Plan, Unit
 from .report import LayerRow
-from .rounding import Pick, is_static, round_layer
+from .rounding import Pick, round_layer
 
 if TYPE_CHECKING:
     from ...calibration.stream import Block, Stream
@@ -38,6 +39,7 @@ class CalibratedUnit:
         checkpoint = plan.checkpoint
         self._outputs: Outputs = {name: checkpoint.tensors[name] for name in unit.kept}
         self._rows: dict[str, LayerRow] = {}
+        self._changed: frozenset[str] = frozenset()  # names of masters that a transform has rewritten
         self._picks = dict.fromkeys(self._layers, Pick(methods.label(), methods.rounding, methods.options))
         sources = {layer.source for layer in unit.layers if layer.scheme is not None}
         stored = {
@@ -66,7 +68,7 @@ class CalibratedUnit:
 
     def _fields(self) -> frozenset[Field]:
         """What is measured of every stage: the rounding's needs, the output error's, a static scale's."""
-        static = any(is_static(layer.scheme) for layer in self._layers.values())
+        static = any(layer.scheme is not None and has_input_scale(layer.scheme) for layer in self._layers.values())
         wanted: frozenset[Field] = frozenset({"second_moment", "abs_max"} if static else {"second_moment"})
         return wanted | self._methods.rounding_fields
 
@@ -100,13 +102,15 @@ class CalibratedUnit:
 
     def _install_changes(self) -> None:
         """Put what transforms changed into the modules, and into the outputs what is stored unquantised."""
-        changed = {name: master for name, master in self._masters.items() if self._is_changed(name)}
+        changed = {
+            name: master
+            for name, master in self._masters.items()
+            if not torch.equal(master, self._stored[name].float())
+        }
+        self._changed = frozenset(changed)
         kept = {name: master.to(self._stored[name].dtype) for name, master in changed.items() if name in self._outputs}
         self._outputs.update(kept)
         self._stream.update_tensors({**changed, **kept})
-
-    def _is_changed(self, name: str) -> bool:
-        return not torch.equal(self._masters[name], self._stored[name].float())
 
     def _round(self, stage: Stage, seen: Stats) -> Mapping[str, Tensor]:
         """Round the linears of a stage; returns their decoded weights."""
@@ -120,7 +124,7 @@ class CalibratedUnit:
                     self._masters[weight],
                     seen,
                     self._dtype,
-                    transformed=self._is_changed(weight),
+                    transformed=weight in self._changed,
                 )
                 self._outputs.update(packed.tensors)
                 self._rows[name], decoded[name] = packed.row, packed.decoded

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...calibration.statistics import Field
 from ...formats.errors import InputError, nearest
+from ...formats.layout import has_input_scale
 from ...formats.scheme import Scheme
 from ...quantizers.method import Rounding, Transformation
 from ...quantizers.registry import ROUNDINGS, TRANSFORMS
@@ -154,6 +155,6 @@ def check_fit(methods: Chain, schemes: set[Scheme]) -> None:
 
 def fields_wanted(methods: Chain, schemes: set[Scheme]) -> frozenset[Field]:
     """Every statistic that the run needs; empty when nothing has to be calibrated."""
-    static = any(scheme.activation is not None and not scheme.activation.dynamic for scheme in schemes)
+    static = any(has_input_scale(scheme) for scheme in schemes)
     extra: frozenset[Field] = frozenset({"abs_max"}) if static else frozenset()
     return methods.transform_fields | methods.rounding_fields | extra

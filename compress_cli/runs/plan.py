@@ -255,10 +255,11 @@ def _units(
     parts.append(("after the blocks", None, after))
     for index, (label, number, names) in enumerate(parts):
         head_here = index == len(parts) - 1 and facts.head in sources
-        linears = [name for name in sources if sources[name] in names and name != facts.head]
+        here = set(names)
+        linears = [name for name in sources if sources[name] in here and name != facts.head]
         layers = [_layer(name, checkpoint, sources[name], chosen[name]) for name in linears + [facts.head] * head_here]
         packed = {layer.source for layer in layers if layer.scheme is not None and layer.bytes_before}
-        yield Unit(index, label, number, tuple(layers), tuple(sorted(set(names) - packed)))
+        yield Unit(index, label, number, tuple(layers), tuple(sorted(here - packed)))
 
 
 def _layer(name: str, checkpoint: Checkpoint, source: str, choice: Choice) -> Layer:
@@ -285,7 +286,7 @@ def ignored_modules(plan: Plan) -> Sequence[str]:
             router = place is not None and place[1].removesuffix(".weight") in routers
             if router or (not plan.architecture.known and _may_be_linear(plan, tensor)):
                 kept.append(tensor.removesuffix(".weight"))
-    return sorted(set(kept), key=kept.index)
+    return list(dict.fromkeys(kept))
 
 
 def _may_be_linear(plan: Plan, tensor: str) -> bool:

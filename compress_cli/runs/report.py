@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import platform
 import resource
 import shlex
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from ... import __version__
-from .plan import Plan
+from .plan import Plan, spec_bytes
 from .recipe import Recipe
 
 REPORT, RUN, TABLE, CARD = "compress_report.json", "run.json", "compress_layers.csv", "README.md"
@@ -113,10 +114,10 @@ def run_facts(started: datetime, device: str) -> dict[str, Any]:
 
 def totals(plan: Plan) -> dict[str, Any]:
     """Sizes before and after; bits per weight of the packed linears and of every stored parameter."""
-    before = sum(info.nbytes for info in plan.checkpoint.tensors.values())
-    after = sum(_nbytes(spec) for spec in plan.tensors.values())
+    before = plan.checkpoint.nbytes
+    after = sum(spec_bytes(spec) for spec in plan.tensors.values())
     packed_weights = sum(layer.weights for layer in plan.quantized)
-    parameters = sum(_count(info.shape) for info in plan.checkpoint.tensors.values())
+    parameters = sum(math.prod(info.shape) for info in plan.checkpoint.tensors.values())
     return {
         "bytes_before": before,
         "bytes_after": after,
@@ -124,17 +125,6 @@ def totals(plan: Plan) -> dict[str, Any]:
         "bits_per_weight_model": 8 * after / parameters,
         "packed_layers": len(plan.quantized),
     }
-
-
-def _count(shape: Sequence[int]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
-
-
-def _nbytes(spec: tuple[Any, tuple[int, ...]]) -> int:
-    return spec[0].itemsize * _count(spec[1])
 
 
 def command_line(model: str, recipe: Recipe) -> str:

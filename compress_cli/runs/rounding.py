@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...calibration.statistics import Stats, output_error
 from ...formats.errors import InputError
+from ...formats.layout import has_input_scale
 from ...formats.packings import packing
 from ...formats.scheme import Scheme
 from ...quantizers.method import Rounding
@@ -59,7 +60,7 @@ def round_layer(
         stats, pick = None, _unseen(pick)
     scheme = layer.scheme
     result = pick.rounding.function(weight, scheme, stats, dtype, pick.options)
-    if is_static(scheme):
+    if has_input_scale(scheme):
         result = replace(result, input_scale=_input_scale(layer.name, scheme, stats, dtype))
     packer = packing(scheme)
     tensors = {suffix: tensor.cpu() for suffix, tensor in packer.pack(result).items()}
@@ -90,11 +91,6 @@ def _relative_output_error(weight: Tensor, decoded: Tensor, stats: Stats | None)
         return None
     whole = output_error(weight, stats.second_moment)
     return math.sqrt(max(output_error(weight - decoded, stats.second_moment), 0.0) / whole) if whole > 0 else 0.0
-
-
-def is_static(scheme: Scheme | None) -> bool:
-    """Whether the scale of the inputs is calibrated and stored."""
-    return scheme is not None and scheme.activation is not None and not scheme.activation.dynamic
 
 
 def _input_scale(name: str, scheme: Scheme, stats: Stats | None, dtype: torch.dtype) -> Tensor:
