@@ -16,8 +16,18 @@ from ..formats.errors import InputError, nearest
 from ..formats.scheme import Activation, Scheme
 
 WORD_BITS = 32
-Decode = Callable[[Mapping[str, Tensor], Scheme, int, slice], Tensor]
-"""(tensors by suffix, scheme, inputs, rows) to codes with zero points taken off, integer or float32 [rows, inputs]."""
+Decode = Callable[[Mapping[str, Tensor], Scheme, int, slice], tuple[Tensor, Tensor | None]]
+"""(tensors by suffix, scheme, inputs, rows) to signed codes [rows, inputs] and their zero points [rows, groups]."""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Rows of a packed weight taken apart: `codes` int32 or int8 [rows, in], signed; `scale` [rows, groups] as stored;
+    `zero` in code units, integer or floating point like it, or None."""
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,20 @@ def decode_rows(
     [rows, in] in `dtype`: (code - zero) times scale in float32, where it is exact for half-precision scales, rounded
     once. Raises InputError for a packing without a reference and for a missing tensor.
     """
+    rows = packed_codes(tensors, scheme, shape, start, stop)
+    values = rows.codes.to(torch.float32).view(*rows.scale.shape, -1)
+    if rows.zero is not None:
+        values = values.sub_(rows.zero.to(torch.float32).unsqueeze(-1))
+    return values.mul_(rows.scale.to(torch.float32).unsqueeze(-1)).view(rows.codes.shape).to(dtype)
+
+
+def packed_codes(
+    tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int], start: int = 0, stop: int | None = None
+) -> Codes:
+    """Codes, scales and zero points of rows `start` to `stop` of the weight (out, in) = `shape`.
+
+    Raises InputError for a packing without a reference and for a missing tensor.
+    """
     if scheme.packing not in REFERENCES:
         raise InputError(f"packing {scheme.packing}", "has no reference decoder", nearest(scheme.packing, REFERENCES))
     reference = REFERENCES[scheme.packing]
@@ -50,19 +74,26 @@ def decode_rows(
             raise InputError(suffix, cause, "use a complete checkpoint")
     out_features, in_features = shape
     rows = slice(start, out_features if stop is None else stop)
-    scale = tensors["weight_scale"][rows]
-    codes = reference.codes(tensors, scheme, in_features, rows)
-    values = codes.to(torch.float32).view(codes.shape[0], scale.shape[1], -1)
-    return values.mul_(scale.to(torch.float32).unsqueeze(-1)).view(codes.shape).to(dtype)
+    codes, zero = reference.codes(tensors, scheme, in_features, rows)
+    return Codes(codes, tensors["weight_scale"][rows], zero)
 
 
 def quantize_activation(x: Tensor, activation: Activation, input_scale: Tensor | None = None) -> Tensor:
     """`x` [..., features] as an integer engine sees it: rounded to codes and back, in the dtype of `x`.
 
+    See `activation_codes`. Raises ValueError where a static activation comes without its scale.
+    """
+    codes, scale = activation_codes(x, activation, input_scale)
+    return codes.mul_(scale)
+
+
+def activation_codes(x: Tensor, activation: Activation, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The codes of `x` [..., features] and the scales they are in units of, both in the dtype of `x`.
+
     The arithmetic is compressed-tensors', done in the dtype of `x`: scale = amax / 127.5 for int8 (half the range of
     the grid), 0 replaced by the dtype's epsilon; code = round(clamp(x / scale)) with halves to even. Granularity
-    "token" has a scale a row of features whatever the rank of `x`; "tensor" has one, `input_scale` [1] unless it is
-    dynamic. Raises ValueError where a static activation comes without its scale.
+    "token" has a scale a row of features whatever the rank of `x`, [..., 1]; "tensor" has one, `input_scale` [1] unless
+    it is dynamic. Raises ValueError where a static activation comes without its scale.
     """
     if activation.dynamic:
         per_token = activation.granularity == "token"
@@ -73,8 +104,7 @@ def quantize_activation(x: Tensor, activation: Activation, input_scale: Tensor |
         raise ValueError("a static activation needs its input_scale")
     else:
         scale = input_scale.to(x.dtype)
-    codes = (x / scale).clamp_(activation.grid.lowest, activation.grid.highest).round_()
-    return codes.mul_(scale)
+    return (x / scale).clamp_(activation.grid.lowest, activation.grid.highest).round_(), scale
 
 
 def _unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
@@ -84,29 +114,34 @@ def _unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
     return fields.flatten(1)[:, :count].sub_(1 << (bits - 1))
 
 
-def _packed_codes(tensors: Mapping[str, Tensor], scheme: Scheme, in_features: int, rows: slice) -> Tensor:
+def _packed_codes(
+    tensors: Mapping[str, Tensor], scheme: Scheme, in_features: int, rows: slice
+) -> tuple[Tensor, Tensor | None]:
     """`pack-quantized`: words run along the inputs; those of the zero points along the outputs, a column a group."""
     bits = scheme.grid.bits
     codes = _unpack_words(tensors["weight_packed"][rows], bits, in_features)
     if scheme.symmetric:
-        return codes
+        return codes, None
     per_word = WORD_BITS // bits
     first = rows.start // per_word
     columns = tensors["weight_zero_point"][first : -(-rows.stop // per_word)].T
     zeros = _unpack_words(columns, bits, rows.stop - first * per_word)[:, rows.start - first * per_word :].T
-    return (codes.view(*zeros.shape, -1) - zeros.unsqueeze(-1)).view(codes.shape)
+    return codes, zeros
 
 
-def _float_zero_codes(tensors: Mapping[str, Tensor], scheme: Scheme, in_features: int, rows: slice) -> Tensor:
-    """`compress-int4-float-zero`: words as in `pack-quantized`; zero points are real numbers, and so is the result."""
+def _float_zero_codes(
+    tensors: Mapping[str, Tensor], scheme: Scheme, in_features: int, rows: slice
+) -> tuple[Tensor, Tensor | None]:
+    """`compress-int4-float-zero`: words as in `pack-quantized`; zero points are real numbers."""
     codes = _unpack_words(tensors["weight_packed"][rows], scheme.grid.bits, in_features)
-    zeros = tensors["weight_zero_point"][rows].to(torch.float32)
-    return (codes.view(*zeros.shape, -1) - zeros.unsqueeze(-1)).view(codes.shape)
+    return codes, tensors["weight_zero_point"][rows]
 
 
-def _plain_codes(tensors: Mapping[str, Tensor], _scheme: Scheme, _in_features: int, rows: slice) -> Tensor:
+def _plain_codes(
+    tensors: Mapping[str, Tensor], _scheme: Scheme, _in_features: int, rows: slice
+) -> tuple[Tensor, Tensor | None]:
     """`int-quantized`: the codes themselves."""
-    return tensors["weight"][rows].to(torch.int32)
+    return tensors["weight"][rows], None
 
 
 def _packed_suffixes(scheme: Scheme) -> tuple[str, ...]:

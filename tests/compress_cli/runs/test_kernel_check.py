@@ -1,0 +1,48 @@
+"""A kernel that computes something else, or not the same twice, is found; one that is right passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compress_llm.compress_cli.runs import kernel_check
+from compress_llm.compress_cli.runs.bench_kernels import random_weight
+from compress_llm.compress_cli.runs.kernel_check import KernelChecks
+from compress_llm.compress_cli.runs.stored import Packed
+from compress_llm.formats.scheme import SCHEMES, scheme
+
+CPU = torch.device("cpu")
+
+
+def look(name: str, group: int | None = 32) -> KernelChecks:
+    row = scheme(name).with_group(group) if group and scheme(name).group_size else scheme(name)
+    checks = KernelChecks(CPU)
+    for number in range(2):
+        tensors = random_weight(row, (72, 96), torch.bfloat16, CPU)
+        checks.look(Packed(f"linear.{number}", row, (72, 96), {}), tensors)
+    return checks
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_what_is_right_passes_and_is_looked_at_once(name: str) -> None:
+    result = look(name).result()
+    assert result.passed, result.detail
+    assert result.detail == "1 shapes on cpu: reference"
+
+
+def test_a_small_error_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = kernel_check.product
+    monkeypatch.setattr(kernel_check, "product", lambda *given: right(*given) * 1.01)
+    result = look("W4A16").result()
+    assert not result.passed
+    assert "'linear.0' times 1 tokens by reference: an error of 1.0" in result.detail
+
+
+def test_results_that_change_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = kernel_check.product
+    monkeypatch.setattr(kernel_check, "product", lambda *given: right(*given) * (1 + torch.rand(1).bfloat16()))
+    assert "two runs differ" in look("W8A8").result().detail
+
+
+def test_without_a_layout_there_is_nothing_to_run() -> None:
+    assert look("W4A16", group=16).result().detail == "0 shapes on cpu: nothing to run"
