@@ -68,12 +68,13 @@ def interleaved(
 def limits(device: torch.device) -> Limits:
     """The bandwidth and the bfloat16 (float32 on a CPU) product of `device`, as plain PyTorch reaches them."""
     on_gpu = device.type == "cuda"
-    source = torch.empty(1 << (30 if on_gpu else 26), dtype=torch.uint8, device=device)
+    source = torch.zeros(1 << (28 if on_gpu else 24), dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     size, dtype = (8192, torch.bfloat16) if on_gpu else (768, torch.float32)
-    a, b = torch.ones(2, size, size, dtype=dtype, device=device)
-    found = interleaved({"copy": [lambda: target.copy_(source)], "product": [lambda: a @ b]}, device, rounds=5)
-    moved, done = 2 * source.numel(), 2 * size**3
+    a, b = torch.randn(2, size, size, dtype=dtype, device=device)  # zeros and ones would cost less power
+    # `copy_` would be the copy engine's, which is slower than what kernels reach.
+    found = interleaved({"copy": [lambda: torch.neg(source, out=target)], "product": [lambda: a @ b]}, device, rounds=5)
+    moved, done = 2 * source.nbytes, 2 * size**3
     return Limits(1e6 * moved / found["copy"].low, 1e6 * done / found["product"].low)
 
 
@@ -92,25 +93,30 @@ def _seconds(calls: Sequence[Call], count: int) -> float:
 
 
 def _graph(calls: Sequence[Call], most: int) -> Callable[[], float]:
-    """As `_loop`, from a CUDA graph; every call is made once before it is captured."""
+    """As `_loop`, from a CUDA graph; every call is made before it is captured.
+
+    A short graph tells how many calls the one that counts takes: launches from Python would be too slow to tell.
+    """
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for call in (*calls, *calls):
             call()
         stream.synchronize()
-        begun = time.perf_counter()
-        for call in calls:
-            call()
-        stream.synchronize()
-        once = (time.perf_counter() - begun) / len(calls)
-        count = max(len(calls), min(most, int(GRAPH_SECONDS / max(once, 1e-9))))
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for index in range(count):
-                calls[index % len(calls)]()
+    once = min(_replay(_captured(calls, len(calls), stream)) for _ in range(2)) / len(calls)
+    count = max(len(calls), min(most, int(GRAPH_SECONDS / max(once, 1e-9))))
+    graph = _captured(calls, count, stream)
+    return lambda: _replay(graph) / count
+
+
+def _captured(calls: Sequence[Call], count: int, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """A graph of `count` calls, replayed once."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for index in range(count):
+            calls[index % len(calls)]()
     graph.replay()
     torch.cuda.synchronize()
-    return lambda: _replay(graph) / count
+    return graph
 
 
 def _replay(graph: torch.cuda.CUDAGraph) -> float:

@@ -6,6 +6,8 @@ A configuration is timed only after its result was compared with float64: wrong 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +15,8 @@ from torch import Tensor
 
 from ...formats.errors import InputError
 from ...formats.progress import Track
-from ...kernels.integer import configs
+from ...kernels.cuda.nvrtc import CompileError
+from ...kernels.integer import configs, cuda_decode, cuda_gemm, cuda_source
 from ...kernels.integer.configs import Config
 from ...kernels.integer.cuda_decode import DecodeConfig
 from ...kernels.integer.cuda_gemm import GemmConfig
@@ -61,7 +64,10 @@ def _search(weights: Weights, tokens: int) -> Tuned:
         x, token_scale = quantize_tokens(x, None)
     right: dict[Config, list[Call]] = {}
     wrong = failed = 0
-    for config in dict.fromkeys((now, *neighbours(weight, tokens, now))):
+    candidates = dict.fromkeys((now, *neighbours(weight, tokens, now)))
+    with ThreadPoolExecutor() as pool:  # the compiler takes most of a search
+        list(pool.map(lambda config: _compile(weights, tokens, config), candidates))
+    for config in candidates:
         try:
             good = _is_right(weights, x, token_scale, config)
         except RuntimeError:  # it does not compile, or takes more than the device has of something
@@ -83,6 +89,17 @@ def _search(weights: Weights, tokens: int) -> Tuned:
     if best != now:
         configs.keep(torch.cuda.get_device_properties(device).name, {key: row})
     return Tuned(key, before, times[repr(best)].us, len(right) + wrong + failed, wrong, failed, row)
+
+
+def _compile(weights: Weights, tokens: int, config: Config) -> None:
+    """Machine code for `config` into the cache; what does not compile fails again, and is counted, when it is run."""
+    weight, dtype = weights.arranged[0], weights.dtype
+    arch = "sm_{}{}a".format(*torch.cuda.get_device_capability(weights.device))
+    with suppress(CompileError):
+        if isinstance(config, DecodeConfig):
+            cuda_source.cubin("decode", cuda_decode.macros(weight, dtype, tokens, config), arch)
+        else:
+            cuda_source.cubin("gemm", cuda_gemm.macros(weight, dtype, config), arch)
 
 
 def _is_right(weights: Weights, x: Tensor, token_scale: Tensor | None, config: Config) -> bool:
@@ -132,4 +149,4 @@ def _gemm_neighbours(now: GemmConfig) -> Iterator[GemmConfig]:
         yield replace(now, depth=depth, splits=splits, tail=-1)
     for pair in (1, 2):
         for swizzle in (8, 16):
-            yield replace(now, pair=pair, swizzle=swizzle)
+            yield replace(now, pair=pair, depth=1 if pair > 1 else now.depth, swizzle=swizzle)

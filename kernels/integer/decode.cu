@@ -7,6 +7,7 @@
 // Macros beside common.cuh's: NT, WARPS, PAIRS (of tiles a round), DEPTH, XSTAGES, CLUSTER, COUNTED.
 constexpr int PARTIAL = TILES * WARPS * NT * 32;
 constexpr int AHEAD = (PAIRS - 1 + DEPTH) / PAIRS;  // blocks of inputs that the ring is ahead, at most
+static_assert(DEPTH <= 2 * PAIRS, "the first copies reach the second round at most");
 static_assert(DEPTH > 1 && (!COUNTED || DEPTH <= XSTAGES * PAIRS), "x must arrive with the weights that meet it");
 
 // ---- x ----
@@ -167,6 +168,10 @@ struct Feed {
 #endif
     left--, ahead = ahead + 1 == part.own() ? 0 : ahead + 1;
   }
+  DEVICE void item(int index) {  // of the first ones, before the loop: perhaps in the second round already
+    const int block = index / PAIRS, next = block >= part.own();
+    tiles(part.even() + index % PAIRS * 2 + (next ? TILES : 0), next ? block - part.own() : block);
+  }
   DEVICE void start() {
 #if !COUNTED
     if (part.lane == 0) {
@@ -177,14 +182,14 @@ struct Feed {
 #endif
     constexpr int BEFORE = COUNTED ? DEPTH / 2 : DEPTH;  // pairs of tiles asked for before x
 #pragma unroll
-    for (int i = 0; i < BEFORE; i++) tiles(part.even() + i % PAIRS * 2, i / PAIRS);
+    for (int i = 0; i < BEFORE; i++) item(i);
     wait_for_previous();
 #pragma unroll
     for (int i = 0; i < XSTAGES; i++) tokens(i);
 #if COUNTED
     copies_commit();
 #pragma unroll
-    for (int i = BEFORE; i < DEPTH; i++) tiles(part.even() + i % PAIRS * 2, i / PAIRS);
+    for (int i = BEFORE; i < DEPTH; i++) item(i);
     copies_wait<DEPTH - BEFORE>();
     __syncwarp();
 #endif

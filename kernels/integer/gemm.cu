@@ -14,6 +14,7 @@ constexpr int S_BYTES = GROUPED ? 256 * NG : 0, Z_BYTES = !GROUPED || ZERO == 0 
 constexpr int BYTES = X_BYTES + W_BYTES + S_BYTES + Z_BYTES, STAGE = (BYTES + 1023) / 1024 * 1024;
 constexpr bool WIDE = TOKENS > 128;  // then registers move from the feeding warps, a whole group of four, to the others
 constexpr int FEEDERS = WIDE ? 128 : 32;
+static_assert(PAIR == 1 || DEPTH == 1, "a cluster shares tokens or divides K, not both");
 constexpr int PITCH = 272;  // bytes a token of the finished tile takes: 128 rows and a pad against bank conflicts
 
 struct Weights { const u8 *codes, *scales, *zeros; int blocks, row_tiles; };

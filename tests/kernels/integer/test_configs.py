@@ -95,4 +95,4 @@ def test_a_configuration_for_the_current_device(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: About)
     place = torch.device("cuda", 0)
     assert configs.configuration(weight(4096, 14336), 7, place).warps == 12
-    assert configs.configuration(weight(), 1, place) == configs.reasoned(weight(), 1, 132)
+    assert configs.configuration(weight(8192, 2048), 1, place) == configs.reasoned(weight(8192, 2048), 1, 132)

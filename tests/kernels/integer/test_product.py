@@ -89,9 +89,10 @@ def test_cuda_int8(sample, error, device, tokens) -> None:
 @gpu
 @pytest.mark.parametrize("counted", [0, 1])
 @pytest.mark.parametrize("cluster", [1, 2])
-def test_decode_both_ways(sample, error, device, counted, cluster) -> None:
+@pytest.mark.parametrize("grid", [132, 8])  # few blocks: many rounds, of one block of inputs a warp
+def test_decode_both_ways(sample, error, device, counted, cluster, grid) -> None:
     weight = sample(1096, 1088, 4, 64, "int", device=device)
-    config = DecodeConfig(pairs=2, depth=3, cluster=cluster, counted=counted)
+    config = DecodeConfig(pairs=2, depth=3, cluster=cluster, counted=counted, grid=grid)
     for tokens in (1, 7, 16):
         x, y = torch.randn(tokens, 1088, device=device).half(), torch.empty(tokens, 1096, device=device).half()
         cuda_decode.decode(x, weight.arranged, y, config, None, False)
