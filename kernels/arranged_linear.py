@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..formats.architectures import Architecture
 from ..formats.scheme import Scheme
-from .integer import layout
-from .integer.layout import Arranged
-from .integer.packed import Stored, arranged, misfit
+from .lowbit import layout
+from .lowbit.layout import Arranged
+from .lowbit.packed import Stored, arranged, misfit
 from .packed_linear import PackedLinear
 
 
@@ -55,7 +55,7 @@ class ArrangedLinear(PackedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], in the dtype of `x`."""
-        from .integer.ops import apply
+        from .lowbit.ops import apply
 
         return apply(x, self.arranged, self.bias, self.input_scale)
 

@@ -17,10 +17,10 @@ from ...formats.packings import packing
 from ...formats.progress import Track
 from ...formats.rounded import QParams, Rounded
 from ...formats.scheme import Scheme
-from ...kernels.integer.layout import Arranged
-from ...kernels.integer.ops import quantize_tokens
-from ...kernels.integer.packed import Stored, arranged
-from ...kernels.integer.product import picked, product
+from ...kernels.lowbit.layout import Arranged
+from ...kernels.lowbit.ops import quantize_tokens
+from ...kernels.lowbit.packed import Stored, arranged
+from ...kernels.lowbit.product import picked, product
 from ...kernels.reference import decode_rows
 from .kernel_check import MOST, errors
 from .timing import Limits, Timing, copies, interleaved

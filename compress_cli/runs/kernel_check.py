@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...formats.scheme import Scheme
-from ...kernels.integer.ops import quantize_tokens
-from ...kernels.integer.packed import Stored, arranged, misfit
-from ...kernels.integer.product import picked, product
+from ...kernels.lowbit.ops import quantize_tokens
+from ...kernels.lowbit.packed import Stored, arranged, misfit
+from ...kernels.lowbit.product import picked, product
 from ...kernels.reference import decode_rows
 from .checks import Check, check
 from .stored import Packed, rows_at_a_time

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ...formats.errors import InputError
 from ...formats.progress import Track
-from ...kernels.integer import configs
-from ...kernels.integer.configs import Config
-from ...kernels.integer.cuda_decode import DecodeConfig
-from ...kernels.integer.cuda_gemm import GemmConfig
-from ...kernels.integer.layout import Arranged
-from ...kernels.integer.ops import quantize_tokens
-from ...kernels.integer.product import picked, run
+from ...kernels.lowbit import configs
+from ...kernels.lowbit.configs import Config
+from ...kernels.lowbit.cuda_decode import DecodeConfig
+from ...kernels.lowbit.cuda_gemm import GemmConfig
+from ...kernels.lowbit.layout import Arranged
+from ...kernels.lowbit.ops import quantize_tokens
+from ...kernels.lowbit.product import picked, run
 from .bench_kernels import Kind, Weights
 from .kernel_check import MOST, errors
 from .timing import Call, interleaved

@@ -78,7 +78,7 @@ def _rows(scheme: Scheme, pieces: Sequence[Codes], dtype: torch.dtype) -> Arrang
     codes = torch.cat([piece.codes.to(torch.int8) for piece in pieces])
     scale = torch.cat([piece.scale for piece in pieces])
     if scheme.activation is not None:
-        return layout.arrange_integer(codes, scale)
+        return layout.arrange_narrow(codes, scale)
     zeros = [piece.zero for piece in pieces if piece.zero is not None]
     zero = torch.cat(zeros) if zeros else None
     return layout.arrange(codes, scale, zero, scheme.grid.bits, scheme.group_size or 0, dtype)

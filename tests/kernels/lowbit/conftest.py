@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compress_llm.kernels.integer.layout import Arranged, arrange, arrange_integer
+from compress_llm.kernels.lowbit.layout import Arranged, arrange, arrange_narrow
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ class Sample:
             values = values - self.zero.double().repeat_interleave(span, 1)
         self.exact = values * self.scale.double().repeat_interleave(span, 1)
         if integer:
-            self.arranged: Arranged = arrange_integer(self.codes, self.scale).to(device)
+            self.arranged: Arranged = arrange_narrow(self.codes, self.scale).to(device)
         else:
             self.arranged = arrange(self.codes, self.scale, self.zero, bits, group, dtype).to(device)
         if self.arranged.codes.is_cuda:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from compress_llm.formats.errors import InputError
-from compress_llm.kernels.integer import cuda_decode, cuda_gemm, product, triton_gemm, triton_int8
-from compress_llm.kernels.integer.cuda_decode import DecodeConfig
-from compress_llm.kernels.integer.cuda_gemm import GemmConfig
+from compress_llm.kernels.lowbit import cuda_decode, cuda_gemm, product, triton_gemm, triton_narrow
+from compress_llm.kernels.lowbit.cuda_decode import DecodeConfig
+from compress_llm.kernels.lowbit.cuda_gemm import GemmConfig
 from compress_llm.kernels.registry import Pick
 
 gpu = pytest.mark.skipif(
@@ -36,7 +36,7 @@ def test_each_pick_reaches_its_implementation(sample, monkeypatch: pytest.Monkey
     monkeypatch.setattr(product, "decode", lambda *given: seen.append(("decode", given[3])))
     monkeypatch.setattr(product, "gemm", lambda *given: seen.append(("gemm", given[3], given[6] is None)))
     monkeypatch.setattr(triton_gemm, "gemm", lambda *given: seen.append("triton"))
-    monkeypatch.setattr(triton_int8, "gemm", lambda *given: seen.append("triton int8"))
+    monkeypatch.setattr(triton_narrow, "gemm", lambda *given: seen.append("triton int8"))
     monkeypatch.setattr(torch.cuda, "device", lambda place: nullcontext())
     configs = {1: DecodeConfig(), 64: GemmConfig()}
     monkeypatch.setattr(product, "configuration", lambda weight, tokens, place: configs[tokens])

@@ -57,10 +57,10 @@ def product(
             run(x, weight, y, configuration(weight, x.shape[0], x.device), bias, token_scale, pdl)
         return y
     if name == "triton" and x.shape[0] > 0:
-        from . import triton_gemm, triton_int8
+        from . import triton_gemm, triton_narrow
 
         if token_scale is not None:
-            return triton_int8.gemm(x, token_scale, weight, bias, dtype)
+            return triton_narrow.gemm(x, token_scale, weight, bias, dtype)
         return triton_gemm.gemm(x, weight, bias)
     return reference(x, weight, bias, token_scale, dtype)
 

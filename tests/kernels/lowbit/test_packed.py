@@ -8,9 +8,9 @@ import torch
 from compress_llm.formats.packings import packing
 from compress_llm.formats.rounded import QParams, Rounded, round_to_grid
 from compress_llm.formats.scheme import SCHEMES, Scheme, scheme
-from compress_llm.kernels.integer import packed
-from compress_llm.kernels.integer.layout import dequantize
-from compress_llm.kernels.integer.packed import Stored, arranged, misfit, pick_for
+from compress_llm.kernels.lowbit import packed
+from compress_llm.kernels.lowbit.layout import dequantize
+from compress_llm.kernels.lowbit.packed import Stored, arranged, misfit, pick_for
 from compress_llm.kernels.reference import decode_rows
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from compress_llm.kernels.cuda import driver, nvrtc
-from compress_llm.kernels.integer import cuda_decode, cuda_gemm, cuda_source
-from compress_llm.kernels.integer.configs import reasoned
-from compress_llm.kernels.integer.cuda_decode import DecodeConfig
-from compress_llm.kernels.integer.cuda_gemm import GemmConfig
+from compress_llm.kernels.lowbit import cuda_decode, cuda_gemm, cuda_source
+from compress_llm.kernels.lowbit.configs import reasoned
+from compress_llm.kernels.lowbit.cuda_decode import DecodeConfig
+from compress_llm.kernels.lowbit.cuda_gemm import GemmConfig
 
 VARIANTS = [
     (4, 128, None, torch.bfloat16, False),

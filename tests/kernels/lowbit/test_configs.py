@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from compress_llm.kernels.cuda import nvrtc
-from compress_llm.kernels.integer import configs
-from compress_llm.kernels.integer.cuda_decode import DecodeConfig
-from compress_llm.kernels.integer.cuda_gemm import GemmConfig
-from compress_llm.kernels.integer.layout import Arranged
+from compress_llm.kernels.lowbit import configs
+from compress_llm.kernels.lowbit.cuda_decode import DecodeConfig
+from compress_llm.kernels.lowbit.cuda_gemm import GemmConfig
+from compress_llm.kernels.lowbit.layout import Arranged
 
 ZEROS = {None: None, "z": torch.uint8, "f": torch.bfloat16}
 TOKENS = (1, 3, 4, 8, 9, 16, 17, 32, 48, 64, 100, 256, 512, 1024, 5000)

@@ -1,6 +1,6 @@
 """The products as PyTorch operators, so that `torch.compile` and CUDA graphs take them as they are.
 
-`compress_llm::linear` and `compress_llm::int8_linear` take a weight in fragment order apart into tensors and numbers,
+`compress_llm::linear` and `compress_llm::narrow_linear` take a weight in fragment order apart into tensors and numbers,
 which is what an operator may be given; `compress_llm::quantize_tokens` makes the int8 activations.
 """
 
@@ -40,8 +40,8 @@ def _(
     return x.new_empty(x.shape[0], out)
 
 
-@torch.library.custom_op("compress_llm::int8_linear", mutates_args=())
-def int8_linear(
+@torch.library.custom_op("compress_llm::narrow_linear", mutates_args=())
+def narrow_linear(
     x: Tensor, token_scale: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """Int8 x [M, in] int8 weight^T, scaled, + bias: [M, out] in `dtype`."""
@@ -49,7 +49,7 @@ def int8_linear(
     return product(x, weight, bias, token_scale, dtype)
 
 
-@int8_linear.register_fake
+@narrow_linear.register_fake
 def _(x: Tensor, token_scale: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     del token_scale, codes, bias
     return x.new_empty(x.shape[0], scales.shape[0], dtype=dtype)
@@ -85,7 +85,7 @@ def apply(x: Tensor, weight: Arranged, bias: Tensor | None, input_scale: Tensor 
     flat = x.reshape(-1, x.shape[-1])
     if weight.integer:
         codes, token_scale = torch.ops.compress_llm.quantize_tokens(flat, input_scale)
-        y = torch.ops.compress_llm.int8_linear(codes, token_scale, weight.codes, weight.scales, bias, x.dtype)
+        y = torch.ops.compress_llm.narrow_linear(codes, token_scale, weight.codes, weight.scales, bias, x.dtype)
     else:
         y = torch.ops.compress_llm.linear(
             flat, weight.codes, weight.scales, weight.zeros, bias, weight.bits, weight.group, weight.out_features

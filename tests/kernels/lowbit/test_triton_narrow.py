@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compress_llm.kernels.integer import triton_int8
+from compress_llm.kernels.lowbit import triton_narrow
 
 
 @pytest.mark.parametrize(("rows", "columns", "tokens"), [(72, 144, 3), (136, 272, 18)])
@@ -15,6 +15,6 @@ def test_product(sample, error, device, rows, columns, tokens) -> None:
     x = torch.randint(-128, 128, (tokens, columns), dtype=torch.int8, generator=generator)
     scale = torch.rand(tokens, generator=generator) + 0.5
     bias = torch.randn(rows, generator=generator).half()
-    y = triton_int8.gemm(x.to(device), scale.to(device), weight.arranged, bias.to(device), torch.float16)
+    y = triton_narrow.gemm(x.to(device), scale.to(device), weight.arranged, bias.to(device), torch.float16)
     exact = (x.double() @ weight.codes.double().T) * scale.double()[:, None] * weight.scale.double().T + bias.double()
     assert error(y, exact) < 3e-4

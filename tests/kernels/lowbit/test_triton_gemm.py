@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compress_llm.kernels.integer import triton_gemm
-from compress_llm.kernels.integer.layout import dequantize
+from compress_llm.kernels.lowbit import triton_gemm
+from compress_llm.kernels.lowbit.layout import dequantize
 
 VARIANTS = [
     (4, 32, "int", torch.float16),

@@ -7,7 +7,7 @@ import torch
 
 from compress_llm.formats.grids import INT8
 from compress_llm.formats.scheme import Activation
-from compress_llm.kernels.integer import ops
+from compress_llm.kernels.lowbit import ops
 from compress_llm.kernels.reference import activation_codes
 
 
@@ -21,7 +21,7 @@ def test_operators_keep_their_promises(sample) -> None:
     codes, scale = ops.quantize_tokens(x, None)
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None), test_utils=checks)
     given = (codes, scale, integer.codes, integer.scales, None, torch.float16)
-    torch.library.opcheck(torch.ops.compress_llm.int8_linear, given, test_utils=checks)
+    torch.library.opcheck(torch.ops.compress_llm.narrow_linear, given, test_utils=checks)
 
 
 @pytest.mark.parametrize("integer", [False, True])

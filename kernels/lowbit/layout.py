@@ -99,7 +99,7 @@ def arrange(codes: Tensor, scale: Tensor, zero: Tensor | None, bits: int, group:
     return Arranged(_fragments(codes, bits), scales, zeros, bits, group, out_features, in_features)
 
 
-def arrange_integer(codes: Tensor, scale: Tensor) -> Arranged:
+def arrange_narrow(codes: Tensor, scale: Tensor) -> Arranged:
     """Fragment order for int8 activations: `codes` int8 [out, in], `scale` one a row."""
     padded = _padded(codes)
     rows, columns = padded.shape

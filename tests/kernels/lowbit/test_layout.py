@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compress_llm.kernels.integer import layout
+from compress_llm.kernels.lowbit import layout
 
 
 def place_of_code(bits: int, n: int, k: int) -> tuple[tuple[int, ...], int]:
@@ -82,7 +82,7 @@ def test_rows_in_parts_are_the_same(sample, integer: bool) -> None:
     for start in range(0, 300, 128):
         rows = slice(start, min(300, start + 128))
         if integer:
-            part = layout.arrange_integer(weight.codes[rows], weight.scale[rows])
+            part = layout.arrange_narrow(weight.codes[rows], weight.scale[rows])
         else:
             part = layout.arrange(weight.codes[rows], weight.scale[rows], weight.zero[rows], 4, 64, torch.float16)
         whole = layout.place(whole, part, start, 300)
