@@ -20,33 +20,35 @@ from .lowbit.layout import Arranged
 from .lowbit.packed import Stored, arranged, misfit
 from .packed_linear import PackedLinear
 
+PARTS = ("codes", "scales", "zeros", "factors")
+"""Of a weight in fragment order, in the order of `Arranged.tensors`."""
+
 
 class ArrangedLinear(PackedLinear):
-    """A packed linear whose weight is in fragment order (`integer/layout.py`).
+    """A packed linear whose weight is in fragment order (`lowbit/layout.py`).
 
     Its tensors are buffers that no state dict holds: a checkpoint is written from the layout on disk.
     """
 
     codes: Tensor
-    scales: Tensor
+    scales: Tensor | None
     zeros: Tensor | None
+    factors: Tensor | None
     input_scale: Tensor | None
 
     def __init__(
         self, scheme: Scheme, weight: Arranged, bias: Tensor | None, input_scale: Tensor | None = None
     ) -> None:
         super().__init__(scheme, (weight.out_features, weight.in_features), {}, bias)
-        self._kind = (weight.bits, weight.group, weight.integer)
-        self.register_buffer("codes", weight.codes, persistent=False)
-        self.register_buffer("scales", weight.scales, persistent=False)
-        self.register_buffer("zeros", weight.zeros, persistent=False)
+        self._kind = weight.with_tensors((weight.codes.new_empty(0), None, None, None))
+        for name, tensor in zip(PARTS, weight.tensors, strict=True):
+            self.register_buffer(name, tensor, persistent=False)
         self.register_buffer("input_scale", input_scale, persistent=False)
 
     @property
     def arranged(self) -> Arranged:
         """The weight."""
-        bits, group, integer = self._kind
-        return Arranged(self.codes, self.scales, self.zeros, bits, group, self.out_features, self.in_features, integer)
+        return self._kind.with_tensors(self._buffers[name] for name in PARTS)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

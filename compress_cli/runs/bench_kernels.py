@@ -7,7 +7,7 @@ to the next, is a fault of the report, however fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from ...formats.progress import Track
 from ...formats.rounded import QParams, Rounded
 from ...formats.scheme import Scheme
 from ...kernels.lowbit.layout import Arranged
-from ...kernels.lowbit.ops import quantize_tokens
+from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.packed import Stored, arranged
 from ...kernels.lowbit.product import picked, product
 from ...kernels.reference import decode_rows
@@ -67,7 +67,7 @@ class Weights:
         self.scheme, self.shape, self.dtype, self.device = scheme, shape, dtype, device
         self.stored = Stored(random_weight(scheme, shape, dtype, device), shape)
         first = arranged(scheme, [self.stored], dtype)
-        self.nbytes = sum(tensor.nbytes for tensor in (first.codes, first.scales, first.zeros) if tensor is not None)
+        self.nbytes = sum(tensor.nbytes for tensor in first.tensors if tensor is not None)
         self.arranged = [first, *(_copy(first) for _ in range(copies(self.nbytes, device) - 1))]
         dense = decode_rows(self.stored.tensors, scheme, shape, dtype=dtype)
         self.dense = [dense, *(dense.clone() for _ in range(copies(dense.nbytes, device) - 1))]
@@ -76,10 +76,12 @@ class Weights:
 
     def product(self, x: Tensor, weight: Arranged, pdl: bool = True) -> Tensor:
         """What a packed linear computes: the quantisation of `x` where there is one, and the product."""
-        if not weight.integer:
-            return product(x, weight, None, None, self.dtype, pdl=pdl)
-        codes, token_scale = quantize_tokens(x, self.stored.tensors.get("input_scale"))
-        return product(codes, weight, None, token_scale, self.dtype, pdl=pdl)
+        given, token_scale = self.inputs(x)
+        return product(given, weight, None, token_scale, self.dtype, pdl=pdl)
+
+    def inputs(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`x` as the product takes it, and scales of its tokens where it is quantised."""
+        return inputs(x, self.arranged[0], self.stored.tensors.get("input_scale"))
 
 
 def bench_kernels(
@@ -99,7 +101,7 @@ def cell(weights: Weights, tokens: int, limits: Limits) -> Cell:
     x = torch.randn(tokens, columns, generator=generator).to(weights.device, weights.dtype)
     pick = picked(weights.arranged[0], tokens, weights.dtype)
     y, again = weights.product(x, weights.arranged[0]), weights.product(x, weights.arranged[-1])
-    error, dense_error = _errors(weights, x, y)
+    error, dense_error = errors(y, *weights.inputs(x), scheme, weights.stored)
     times = _times(weights, x, early=pick.name == "cuda")
     moved = weights.nbytes + x.nbytes + y.nbytes
     return Cell(
@@ -119,13 +121,6 @@ def cell(weights: Weights, tokens: int, limits: Limits) -> Cell:
         dense_error=dense_error,
         repeats=torch.equal(y, again),
     )
-
-
-def _errors(weights: Weights, x: Tensor, y: Tensor) -> tuple[float, float]:
-    if not weights.arranged[0].integer:
-        return errors(y, x, None, weights.scheme, weights.stored)
-    codes, token_scale = quantize_tokens(x, weights.stored.tensors.get("input_scale"))
-    return errors(y, codes, token_scale, weights.scheme, weights.stored)
 
 
 def _times(weights: Weights, x: Tensor, early: bool) -> dict[str, Timing]:
@@ -161,5 +156,4 @@ def random_weight(
 
 
 def _copy(weight: Arranged) -> Arranged:
-    zeros = None if weight.zeros is None else weight.zeros.clone()
-    return replace(weight, codes=weight.codes.clone(), scales=weight.scales.clone(), zeros=zeros)
+    return weight.with_tensors(None if tensor is None else tensor.clone() for tensor in weight.tensors)

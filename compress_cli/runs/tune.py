@@ -18,7 +18,7 @@ from ...kernels.lowbit.configs import Config
 from ...kernels.lowbit.cuda_decode import DecodeConfig
 from ...kernels.lowbit.cuda_gemm import GemmConfig
 from ...kernels.lowbit.layout import Arranged
-from ...kernels.lowbit.ops import quantize_tokens
+from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.product import picked, run
 from .bench_kernels import Kind, Weights
 from .kernel_check import MOST, errors
@@ -56,9 +56,7 @@ def _search(weights: Weights, tokens: int) -> Tuned:
     weight, device = weights.arranged[0], weights.device
     now = configs.configuration(weight, tokens, device)
     x = torch.randn(tokens, weights.shape[1], generator=torch.Generator().manual_seed(tokens)).to(device, weights.dtype)
-    token_scale = None
-    if weight.integer:
-        x, token_scale = quantize_tokens(x, None)
+    x, token_scale = inputs(x, weight)
     right: dict[Config, list[Call]] = {}
     wrong = failed = 0
     for config in dict.fromkeys((now, *neighbours(weight, tokens, now))):

@@ -41,11 +41,15 @@ class Key:
 
 
 def kind(weight: Arranged) -> str:
-    """The variant of a kernel as far as speed is concerned: w4g128, w4g32z (integer zeros), w4f (float zeros), w8a8."""
-    if weight.integer:
-        return "w8a8"
+    """The variant of a kernel as far as speed is concerned.
+
+    w4g128, w4g32z (integer zeros), w4f (float zeros), w8a8; floating-point codes f4g16, f4g32, f8, f8a8.
+    """
+    letter = "f" if weight.floating else "w"
+    if weight.narrow:
+        return f"{letter}8a8"
     group = f"g{weight.group}" if weight.group else ""
-    return f"w{weight.bits}{group}" + (
+    return f"{letter}{weight.bits}{group}" + (
         "" if weight.zeros is None else "z" if weight.zeros.dtype == torch.uint8 else "f"
     )
 
@@ -69,7 +73,7 @@ def configuration(weight: Arranged, tokens: int, device: torch.device) -> Config
 
 def reasoned(weight: Arranged, tokens: int, processors: int) -> Config:
     """A configuration from the sizes alone: what was best of those measured on an H200 for shapes like it."""
-    if tokens <= MOST_TOKENS and not weight.integer:
+    if tokens <= MOST_TOKENS and not weight.narrow:
         return _decode(weight, tokens, processors)
     return _gemm(weight, tokens, processors)
 

@@ -38,7 +38,7 @@ class DecodeConfig:
         columns = -(-tokens // 8)
         partial = 2 * self.pairs * self.warps * columns * 512
         exchange = 4 * self.pairs * columns * 512 if self.cluster > 1 else 0
-        scales = 32 * weight.per_block
+        scales = weight.scale_bytes // 8  # of a tile
         zeros = 0 if weight.zeros is None else 8 * weight.per_block if weight.zeros.dtype == torch.uint8 else scales
         slot = 2 * (weight.bits * 256 + scales + zeros)
         stage = tokens * 272 if self.counted else columns * 2048

@@ -17,7 +17,8 @@ from .layout import Arranged
 class GemmConfig:
     """How gemm.cu is specialised and launched; its header says what the names mean.
 
-    `tail` tiles (cluster by cluster) of the result are made in `splits` parts of K; -1 is all of them.
+    `tail` tiles (cluster by cluster) of the result are made in `splits` parts of K; -1 is all of them. `exact` (0, 1)
+    matters to 8-bit floating-point activations only.
     """
 
     tokens: int = 128
@@ -29,6 +30,7 @@ class GemmConfig:
     splits: int = 1
     tail: int = -1
     swizzle: int = 8
+    exact: int = 1
 
     def shared_bytes(self, weight: Arranged) -> int:
         """Dynamic shared memory of a block."""
@@ -37,10 +39,10 @@ class GemmConfig:
     def stage_bytes(self, weight: Arranged) -> int:
         """What one stage takes of it."""
         grouped = bool(weight.group)
-        scales = 256 * weight.per_block if grouped else 0
+        scales = weight.scale_bytes if grouped else 0
         integer_zero = weight.zeros is not None and weight.zeros.dtype == torch.uint8
         zeros = 0 if weight.zeros is None or not grouped else 64 * weight.per_block if integer_zero else scales
-        stage = self.tokens * (128 if weight.integer else 256) + weight.bits * 2048 + scales + zeros
+        stage = self.tokens * (128 if weight.narrow else 256) + weight.bits * 2048 + scales + zeros
         return -(-stage // 1024) * 1024
 
     def tiles(self, weight: Arranged, tokens: int) -> tuple[int, int]:
@@ -67,6 +69,7 @@ def macros(weight: Arranged, dtype: torch.dtype, config: GemmConfig) -> dict[str
         "PAIR": config.pair,
         "DEPTH": config.depth,
         "PER_SM": config.per_sm,
+        "EXACT": int(config.exact and weight.narrow and weight.floating),
     }
 
 
@@ -80,7 +83,7 @@ def gemm(
     arrivals: Tensor | None,
     pdl: bool,
 ) -> None:
-    """y [M, out] = x [M, in] weight^T (+ bias): `x` of y's dtype, or int8 with `token_scale` float32 [M].
+    """y [M, out] = x [M, in] weight^T (+ bias): `x` of y's dtype, or 8-bit with `token_scale` float32 [M].
 
     Rows of `x` are contiguous, 16-byte aligned and a multiple of 16 bytes long. `arrivals` int32, zero before and
     after, `config.counters` long: tiles made in parts count them there.

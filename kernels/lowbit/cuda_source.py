@@ -43,8 +43,8 @@ class Output(ctypes.Structure):
 
 def weights(weight: Arranged) -> Weights:
     """The kernel's view of `weight`."""
-    zeros = 0 if weight.zeros is None else weight.zeros.data_ptr()
-    return Weights(weight.codes.data_ptr(), weight.scales.data_ptr(), zeros, weight.blocks, weight.row_tiles)
+    scales, zeros = (0 if tensor is None else tensor.data_ptr() for tensor in (weight.scales, weight.zeros))
+    return Weights(weight.codes.data_ptr(), scales, zeros, weight.blocks, weight.row_tiles)
 
 
 def output(y: Tensor, weight: Arranged, bias: Tensor | None, token_scale: Tensor | None) -> Output:
@@ -52,7 +52,7 @@ def output(y: Tensor, weight: Arranged, bias: Tensor | None, token_scale: Tensor
     return Output(
         y.data_ptr(),
         0 if bias is None else bias.data_ptr(),
-        weight.scales.data_ptr() if weight.integer else 0,
+        0 if weight.factors is None else weight.factors.data_ptr(),
         0 if token_scale is None else token_scale.data_ptr(),
         y.shape[0],
         y.shape[1],
@@ -71,7 +71,8 @@ def variant(weight: Arranged, dtype: torch.dtype) -> dict[str, int]:
     zero = 0 if weight.zeros is None else 1 if weight.zeros.dtype == torch.uint8 else 2
     half = int(dtype == torch.float16)
     return {
-        "INT8": int(weight.integer),
+        "NARROW": int(weight.narrow),
+        "FLOATING": int(weight.floating),
         "HALF": half,
         "BITS": weight.bits,
         "GROUPED": int(weight.group > 0),
@@ -96,23 +97,32 @@ def _kernel(name: str, macros: tuple[tuple[str, int], ...], shared_bytes: int, d
 
 def cubin(name: str, macros: Mapping[str, int], arch: str) -> bytes:
     """Machine code of the kernel `name` under `macros`; needs NVRTC, no GPU."""
-    kind = "s8" if macros["INT8"] else "f16" if macros["HALF"] else "bf16"
-    special = wgmma(macros["TOKENS"], kind) if name == "gemm" else (_FOLDER / "decode_tile.cuh").read_text()
+    special = wgmma(*_instruction(macros)) if name == "gemm" else (_FOLDER / "decode_tile.cuh").read_text()
     parts = [(_FOLDER / "common.cuh").read_text(), special, (_FOLDER / f"{name}.cu").read_text()]
     return nvrtc.compile_cubin("\n".join(parts), macros, arch)
+
+
+def _instruction(macros: Mapping[str, int]) -> tuple[int, str]:
+    """The columns and the types of the matrix instruction of gemm.cu."""
+    tokens = macros["TOKENS"]
+    columns = tokens // 2 if macros["EXACT"] and tokens > 128 else tokens
+    narrow, wide = ("e4m3" if macros["FLOATING"] else "s8"), ("f16" if macros["HALF"] else "bf16")
+    return columns, narrow if macros["NARROW"] else wide
 
 
 def wgmma(columns: int, kind: str) -> str:
     """The device function `wgmma` for 64 x `columns` sums, A in registers: the instruction names every register."""
     count = columns // 2
-    shape = {"bf16": "k16.f32.bf16.bf16", "f16": "k16.f32.f16.f16", "s8": "k32.s32.s8.s8"}[kind]
-    flags = "1" if kind == "s8" else "1, 1, 1, 0"  # accumulate; then signs of A and B, B as stored
+    inputs = 32 if kind in ("s8", "e4m3") else 16
+    shape = f"k{inputs}.{'s32' if kind == 's8' else 'f32'}.{kind}.{kind}"
+    signs = {"s8": "", "e4m3": ", 1, 1"}.get(kind, ", 1, 1, 0")  # of A and B; then whether B is transposed
     sums = ", ".join(f"%{i}" for i in range(count))
     a = ", ".join(f"%{count + i}" for i in range(4))
     held = ", ".join(f'"+{"r" if kind == "s8" else "f"}"(d[{i}])' for i in range(count))
     operation = f"wgmma.mma_async.sync.aligned.m64n{columns}{shape}"
     return (
-        "DEVICE void wgmma(Sum* d, const u32* a, u64 b) {\n"
-        f'  asm volatile("{operation} {{{sums}}}, {{{a}}}, %{count + 4}, {flags};"\n'
-        f'    : {held} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));\n}}\n'
+        "DEVICE void wgmma(Sum* d, const u32* a, u64 b, bool add) {\n"
+        f'  asm volatile("{{.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n'
+        f'{operation} {{{sums}}}, {{{a}}}, %{count + 4}, p{signs};}}"\n'
+        f'    : {held} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));\n}}\n'
     )

@@ -1,4 +1,4 @@
-// y[M, N] = x[M, K] w[N, K]^T for M <= 8 NT and float activations: the weights stream once.
+// y[M, N] = x[M, K] w[N, K]^T for M <= 8 NT and 16-bit activations: the weights stream once.
 //
 // A block owns a range of 16-row tiles and, with CLUSTER = 2, half of K; its warps split K further, and each copies the
 // tiles it multiplies DEPTH pairs ahead into a ring of its own. x comes XSTAGES blocks ahead: with COUNTED by the lanes,
@@ -67,7 +67,7 @@ DEVICE void store(const Output& out, int tile, int n, int lane, const float* v) 
   for (int e = 0; e < 4; e++) {
     const int row = tile * 16 + (lane >> 2) + (e >> 1) * 8, m = n * 8 + (lane & 3) * 2 + (e & 1);
     if (row >= out.N || m >= out.M) continue;
-    float value = v[e];
+    float value = out.row_scale ? v[e] * out.row_scale[row] : v[e];
     if (out.bias) value += low_float(out.bias[row]);
     out.y[(i64)m * out.N + row] = (u16)round_pair(value, 0.f);
   }

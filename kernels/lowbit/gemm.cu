@@ -5,14 +5,16 @@
 // that the other half's products run meanwhile; with WAYS = 2, sixteen warps take the inputs in turn. Blocks of a
 // cluster are PAIR row tiles that fetch x for each other, or DEPTH parts of K whose sums meet in shared memory. Beyond
 // that, the result's tiles from number `whole` on are made in `splits` parts of K: the part that arrives last adds all in
-// order. Macros beside common.cuh's: TOKENS, STAGES, WAYS, PAIR, DEPTH (one of the two is 1), PER_SM; the launcher puts
-// `wgmma(Sum*, const u32*, u64)` for TOKENS columns in front.
+// order. Macros beside common.cuh's: TOKENS, STAGES, WAYS, PAIR, DEPTH (one of the two is 1), PER_SM, and EXACT: 1 keeps
+// no sum in the matrix units for longer than a block of inputs, because those of 8-bit floats keep few digits. The
+// launcher puts `wgmma(Sum*, const u32*, u64, bool add)` for COLUMNS columns in front.
 constexpr int BLOCK = 128;  // inputs in a block
 constexpr int WARPS = 8 * WAYS, THREADS = WARPS * 32, CLUSTER = PAIR * DEPTH, HALF_STEPS = STEPS / 2;
-constexpr int X_BYTES = TOKENS * (INTEGER ? 128 : 256), W_BYTES = 8 * CHUNKS * 512;
-constexpr int S_BYTES = GROUPED ? 256 * NG : 0, Z_BYTES = !GROUPED || ZERO == 0 ? 0 : ZERO == 1 ? 64 * NG : 256 * NG;
+constexpr int X_BYTES = TOKENS * (NARROW ? 128 : 256), W_BYTES = 8 * CHUNKS * 512;
+constexpr int S_BYTES = GROUPED ? 8 * SCALES : 0, Z_BYTES = !GROUPED || ZERO == 0 ? 0 : ZERO == 1 ? 64 * NG : 256 * NG;
 constexpr int BYTES = X_BYTES + W_BYTES + S_BYTES + Z_BYTES, STAGE = (BYTES + 1023) / 1024 * 1024;
 constexpr bool WIDE = TOKENS > 128;  // then registers move from the feeding warps, a whole group of four, to the others
+constexpr int COLUMNS = EXACT && TOKENS > 128 ? TOKENS / 2 : TOKENS;  // tokens of one matrix instruction
 constexpr int FEEDERS = WIDE ? 128 : 32;
 constexpr int PITCH = 272;  // bytes a token of the finished tile takes: 128 rows and a pad against bank conflicts
 
@@ -49,7 +51,7 @@ DEVICE void fetch_weights(const Ring& ring, const Weights& w, const Place& p, in
   if constexpr (Z_BYTES > 0) bulk(to + W_BYTES + S_BYTES, w.zeros + at * Z_BYTES, Z_BYTES, b);
 }
 DEVICE void fetch_tokens(const Ring& ring, const Map* map, const Place& p, int step) {
-  constexpr int BOXES = INTEGER ? 1 : 2, SHARE = TOKENS / PAIR;
+  constexpr int BOXES = NARROW ? 1 : 2, SHARE = TOKENS / PAIR;
   const int own = PAIR > 1 ? p.rank * SHARE : 0;
   const int slot = step % STAGES;
 #pragma unroll
@@ -70,7 +72,6 @@ DEVICE void feed(const Ring& ring, const Map* map, const Weights& w, const Place
 
 // ---- codes to numbers ----
 struct Meaning { u32 scale[2], zero[2]; };  // of rows r and r + 8, twice in a word
-DEVICE u32 twice(u32 pair, int high) { return __byte_perm(pair, 0, high ? 0x3232 : 0x1010); }
 DEVICE u32 load_byte(u32 address) { u32 v; asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(address)); return v; }
 DEVICE void set_zero(Meaning& m, u32 z) {
   constexpr u32 base = HALF ? 0x64006400u : 0x43004300u;
@@ -89,7 +90,8 @@ DEVICE Meaning meaning(u32 stage, const Meaning& fixed, int row, int group) {
 }
 DEVICE u32 number(u32 w, int i, const Meaning& m, int row) {  // code i of both halves of a word, as scaled numbers
   u32 v;
-  if constexpr (BITS == 8) v = signed_pair(w, i);
+  if constexpr (FLOATING) v = floating_pair(w, i);
+  else if constexpr (BITS == 8) v = signed_pair(w, i);
   else {
     v = take<0x000F000Fu, HALF ? 0x64006400u : 0x43004300u>(w >> (4 * i));
     v = sub2(v, ZERO == 1 ? m.zero[row] : HALF ? 0x64086408u : 0x43084308u);
@@ -99,17 +101,27 @@ DEVICE u32 number(u32 w, int i, const Meaning& m, int row) {  // code i of both 
 }
 DEVICE void operands(u32 (*a)[4], u32 stage, const Meaning& fixed, int half, int warp, int lane) {
   constexpr int EACH = STEPS / CHUNKS, LOADS = CHUNKS / 2;  // matrix steps a 16-byte piece holds, pieces in half a block
+  const int row = warp * 8 + (lane >> 2);
+  constexpr bool IN_BYTES = FLOATING && GROUPED;
+  constexpr int SCALE_WORDS = IN_BYTES ? NG / 4 : 1;  // of a lane, for half a block
+  Words<SCALE_WORDS> bytes;
+  if constexpr (IN_BYTES) bytes = load<SCALE_WORDS>(stage + X_BYTES + W_BYTES + (row * NG + half * NG / 2) * 2);
 #pragma unroll
   for (int i = 0; i < LOADS; i++) {
     const Words<4> w = load<4>(stage + X_BYTES + ((warp * CHUNKS + half * LOADS + i) * 32 + lane) * 16);
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
       const int step = i * EACH + j;
-      if constexpr (INTEGER) {
+      if constexpr (NARROW) {
 #pragma unroll
         for (int p = 0; p < 4; p++) a[step][p] = w.at[p];
       } else {
-        const Meaning m = meaning(stage, fixed, warp * 8 + (lane >> 2), (half * HALF_STEPS + step) * NG / STEPS);
+        Meaning m;
+        if constexpr (IN_BYTES) {
+          const int group = step * NG / STEPS;
+          const u32 pair = scale_pair(bytes.at[group / 2], group % 2);
+          m.scale[0] = twice(pair, 0), m.scale[1] = twice(pair, 1);
+        } else m = meaning(stage, fixed, row, (half * HALF_STEPS + step) * NG / STEPS);
 #pragma unroll
         for (int p = 0; p < 4; p++) a[step][p] = number(w.at[p], j, m, p & 1);
       }
@@ -117,11 +129,53 @@ DEVICE void operands(u32 (*a)[4], u32 stage, const Meaning& fixed, int half, int
   }
 }
 
+// Waits for all products; the sums change behind the compiler's back, so no copy may move above the wait.
+template <int N> DEVICE void settle(Sum* sum) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    if constexpr (NARROW && !FLOATING) asm volatile("" : "+r"(*(int*)(sum + i)) :: "memory");
+    else asm volatile("" : "+f"(*(float*)(sum + i)) :: "memory");
+  }
+}
+DEVICE u64 tokens_at(u32 stage) { return (u64)1 << 62 | (u64)64 << 32 | (u64)1 << 16 | (u64)((stage & 0x3FFFFu) >> 4); }  // 128-byte swizzle
+DEVICE void release(const Ring& ring, int slot, int lane) {
+  if (lane >= PAIR) return;
+  const u32 empty = ring.empty + slot * 8;
+  arrive(PAIR > 1 ? in_rank(empty, lane) : empty);
+}
+
+// As `multiply` below, block after block: while one warpgroup adds, the other's products run.
+DEVICE void multiply_exactly(Sum* sum, const Ring& ring, const Place& p, int way, int warp, int lane) {
+  int slot = way, parity = 0;
+  for (int s = way; s < p.steps; s += WAYS) {
+    const u32 stage = ring.stages + slot * STAGE;
+    u32 a[2][HALF_STEPS][4];
+    wait(ring.full + slot * 8, parity);
+    operands(a[0], stage, {}, 0, warp, lane), operands(a[1], stage, {}, 1, warp, lane);
+#pragma unroll
+    for (int c = 0; c < TOKENS; c += COLUMNS) {
+      Sum part[COLUMNS / 2];
+      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+      for (int k = 0; k < STEPS; k++) wgmma(part, a[k / HALF_STEPS][k % HALF_STEPS], tokens_at(stage) + c * 8 + k * 2, k > 0);
+      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      settle<COLUMNS / 2>(part);
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 2; i++) sum[c / 2 + i] += part[i];
+    }
+    release(ring, slot, lane);
+    slot += WAYS;
+    if (slot >= STAGES) slot -= STAGES, parity ^= 1;
+  }
+}
+
 // This warp's 16 rows x TOKENS tokens over every WAYS-th block of K, from its way's first on.
 DEVICE void multiply(Sum* sum, const Ring& ring, const Weights& w, const Place& p, int way, int warp, int lane) {
   u32 a[2][HALF_STEPS][4];
   Meaning fixed;
-  if constexpr (!GROUPED && !INTEGER) {
+  if constexpr (FLOATING) fixed.scale[0] = fixed.scale[1] = UNIT;
+  else if constexpr (!GROUPED && !NARROW) {
     const int at = (min(p.row_tile, w.row_tiles - 1) * 8 + warp) * 8 + (lane >> 2);
     const u32 s = ((const u32*)w.scales)[at];
     fixed.scale[0] = twice(s, 0), fixed.scale[1] = twice(s, 1);
@@ -132,32 +186,24 @@ DEVICE void multiply(Sum* sum, const Ring& ring, const Weights& w, const Place& 
   for (int s = way; s < p.steps; s += WAYS) {
     const u32 stage = ring.stages + slot * STAGE;
     wait(ring.full + slot * 8, parity);
-    const u64 x = (u64)1 << 62 | (u64)64 << 32 | (u64)1 << 16 | (u64)((stage & 0x3FFFFu) >> 4);  // 128-byte swizzle
+    const u64 x = tokens_at(stage);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       operands(a[h], stage, fixed, h, warp, lane);
       asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-      for (int k = 0; k < HALF_STEPS; k++) wgmma(sum, a[h][k], x + (INTEGER ? h * HALF_STEPS * 2 : h * TOKENS * 8) + k * 2);
+      for (int k = 0; k < HALF_STEPS; k++) wgmma(sum, a[h][k], x + (NARROW ? h * HALF_STEPS * 2 : h * TOKENS * 8) + k * 2, true);
       asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
-      if (h == 0 && s >= WAYS && lane < PAIR) {  // the stage before is read
-        const u32 empty = ring.empty + before * 8;
-        arrive(PAIR > 1 ? in_rank(empty, lane) : empty);
-      }
+      if (h == 0 && s >= WAYS) release(ring, before, lane);  // the stage before is read
     }
     before = slot, slot += WAYS;
     if (slot >= STAGES) slot -= STAGES, parity ^= 1;
   }
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-  for (int i = 0; i < TOKENS / 2; i++) {  // the sums change behind the compiler's back: no copy may move above the wait
-    if constexpr (INTEGER) asm volatile("" : "+r"(*(int*)(sum + i)) :: "memory");
-    else asm volatile("" : "+f"(*(float*)(sum + i)) :: "memory");
-  }
+  settle<TOKENS / 2>(sum);
 }
 
 // ---- what happens to the sums: OWN eight-token columns of the tile are this thread's to finish ----
-constexpr int PARTS = WAYS * DEPTH, COLUMNS = TOKENS / 8 / DEPTH, OWN = (COLUMNS + WAYS - 1) / WAYS;
+constexpr int PARTS = WAYS * DEPTH, EIGHTS = TOKENS / 8 / DEPTH, OWN = (EIGHTS + WAYS - 1) / WAYS;
 
 // Adds the sums of the ways and of the cluster, in that order; each way is left with its columns of the block's share.
 DEVICE void gather(Sum (*own)[4], const Sum* sum, u8* memory, const Place& p, int way, int thread) {
@@ -168,12 +214,12 @@ DEVICE void gather(Sum (*own)[4], const Sum* sum, u8* memory, const Place& p, in
   if (DEPTH > 1) cluster_sync(); else workers_sync();
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
-    const int column = i * WAYS + way, j = (DEPTH > 1 ? p.rank * COLUMNS : 0) + column;
+    const int column = i * WAYS + way, j = (DEPTH > 1 ? p.rank * EIGHTS : 0) + column;
     Sum v[PARTS][4];
 #pragma unroll
     for (int q = 0; q < PARTS; q++) {
       u32* bits = (u32*)v[q];
-      u32 from = shared(parts + (q % WAYS * (TOKENS / 8) + (column < COLUMNS ? j : 0)) * 256 + thread);
+      u32 from = shared(parts + (q % WAYS * (TOKENS / 8) + (column < EIGHTS ? j : 0)) * 256 + thread);
       if (DEPTH > 1) from = in_rank(from, q / WAYS);
       asm volatile("ld.shared::cluster.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "r"(from) : "memory");
     }
@@ -221,28 +267,28 @@ DEVICE bool add_parts(Sum (*own)[4], Quad* workspace, int* arrivals, int* last, 
 }
 
 DEVICE void store(const Sum (*own)[4], u8* memory, const Output& out, const Place& p, int way, int warp, int lane) {
-  const int row = p.row_tile * 128 + warp * 16 + (lane >> 2), first = p.token_tile * TOKENS + (DEPTH > 1 ? p.rank * COLUMNS * 8 : 0);
+  const int row = p.row_tile * 128 + warp * 16 + (lane >> 2), first = p.token_tile * TOKENS + (DEPTH > 1 ? p.rank * EIGHTS * 8 : 0);
   float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
 #pragma unroll
   for (int i = 0; i < 2; i++)
     if (row + 8 * i < out.N) {
-      if (INTEGER) scale[i] = out.row_scale[row + 8 * i];
+      if (out.row_scale) scale[i] = out.row_scale[row + 8 * i];
       if (out.bias) bias[i] = low_float(out.bias[row + 8 * i]);
     }
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
     const int column = i * WAYS + way, m = first + column * 8 + (lane & 3) * 2;
     float t[2] = {1.f, 1.f};
-    if (INTEGER) t[0] = out.token_scale[min(m, out.M - 1)], t[1] = out.token_scale[min(m + 1, out.M - 1)];
+    if (NARROW) t[0] = out.token_scale[min(m, out.M - 1)], t[1] = out.token_scale[min(m + 1, out.M - 1)];
     u32 v[2];
 #pragma unroll
     for (int e = 0; e < 2; e++)
       v[e] = round_pair((float)own[i][2 * e] * (t[0] * scale[e]) + bias[e], (float)own[i][2 * e + 1] * (t[1] * scale[e]) + bias[e]);
-    if (column < COLUMNS)
+    if (column < EIGHTS)
       asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(shared(memory) + (column * 8 + (lane & 7)) * PITCH + (warp * 16 + (lane >> 3 & 1) * 8) * 2), "r"(v[0]), "r"(v[1]) : "memory");
   }
   workers_sync();
-  for (int i = threadIdx.x; i < COLUMNS * 128; i += THREADS) {
+  for (int i = threadIdx.x; i < EIGHTS * 128; i += THREADS) {
     const int m = first + (i >> 4), n = p.row_tile * 128 + (i & 15) * 8;
     if (m >= out.M || n >= out.N) continue;
     const u8* from = memory + (i >> 4) * PITCH + (i & 15) * 16;
@@ -280,7 +326,8 @@ gemm(const __grid_constant__ Map x_map, Weights w, Output out, Quad* workspace, 
     Sum sum[TOKENS / 8][4], own[OWN][4];
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) (&sum[0][0])[i] = 0;
-    multiply(&sum[0][0], ring, w, p, way, warp & 7, lane);
+    if constexpr (EXACT) multiply_exactly(&sum[0][0], ring, p, way, warp & 7, lane);
+    else multiply(&sum[0][0], ring, w, p, way, warp & 7, lane);
     if constexpr (PARTS > 1) gather(own, &sum[0][0], memory, p, way, threadIdx.x & 255);
     else {
 #pragma unroll

@@ -1,7 +1,7 @@
 """The products as PyTorch operators, so that `torch.compile` and CUDA graphs take them as they are.
 
 `compress_llm::linear` and `compress_llm::narrow_linear` take a weight in fragment order apart into tensors and numbers,
-which is what an operator may be given; `compress_llm::quantize_tokens` makes the int8 activations.
+which is what an operator may be given; `compress_llm::quantize_tokens` makes the 8-bit activations.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...formats.float_grids import E4M3
 from ...formats.grids import INT8
 from ...formats.scheme import Activation
 from ..reference import activation_codes
@@ -20,44 +21,58 @@ from .product import product
 def linear(
     x: Tensor,
     codes: Tensor,
-    scales: Tensor,
+    scales: Tensor | None,
     zeros: Tensor | None,
+    factors: Tensor | None,
     bias: Tensor | None,
     bits: int,
     group: int,
     out_features: int,
+    floating: bool,
 ) -> Tensor:
     """x [M, in] weight^T + bias: [M, out] in the dtype of `x`, float16 or bfloat16 (any float by the reference)."""
-    weight = Arranged(codes, scales, zeros, bits, group, out_features, x.shape[1])
+    weight = Arranged(codes, scales, zeros, bits, group, out_features, x.shape[1], floating, factors=factors)
     return product(x, weight, bias, None, x.dtype)
 
 
 @linear.register_fake
 def _(
-    x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None, bits: int, group: int, out: int
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor | None,
+    zeros: Tensor | None,
+    factors: Tensor | None,
+    bias: Tensor | None,
+    bits: int,
+    group: int,
+    out: int,
+    floating: bool,
 ) -> Tensor:
-    del codes, scales, zeros, bias, bits, group
+    del codes, scales, zeros, factors, bias, bits, group, floating
     return x.new_empty(x.shape[0], out)
 
 
 @torch.library.custom_op("compress_llm::narrow_linear", mutates_args=())
 def narrow_linear(
-    x: Tensor, token_scale: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
+    x: Tensor, token_scale: Tensor, codes: Tensor, factors: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """Int8 x [M, in] int8 weight^T, scaled, + bias: [M, out] in `dtype`."""
-    weight = Arranged(codes, scales, None, 8, 0, scales.shape[0], x.shape[1], True)
+    """x [M, in] weight^T, both int8 or both float8_e4m3fn, scaled, + bias: [M, out] in `dtype`."""
+    floating = x.dtype == torch.float8_e4m3fn
+    weight = Arranged(codes, None, None, 8, 0, factors.shape[0], x.shape[1], floating, True, factors)
     return product(x, weight, bias, token_scale, dtype)
 
 
 @narrow_linear.register_fake
-def _(x: Tensor, token_scale: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _(
+    x: Tensor, token_scale: Tensor, codes: Tensor, factors: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
     del token_scale, codes, bias
-    return x.new_empty(x.shape[0], scales.shape[0], dtype=dtype)
+    return x.new_empty(x.shape[0], factors.shape[0], dtype=dtype)
 
 
 @torch.library.custom_op("compress_llm::quantize_tokens", mutates_args=())
-def quantize_tokens(x: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x [M, in] as int8 codes [M, in] and float32 scales [M], rounded as `reference.activation_codes` does.
+def quantize_tokens(x: Tensor, input_scale: Tensor | None, floating: bool) -> tuple[Tensor, Tensor]:
+    """x [M, in] as codes [M, in], int8 or float8_e4m3fn, and float32 scales [M], as `reference.activation_codes` rounds.
 
     The scales are one a token, found in `x`, or `input_scale` [1] for all of them.
     """
@@ -65,29 +80,40 @@ def quantize_tokens(x: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Tens
         from .triton_quantize import quantize
 
         early = torch.cuda.get_device_capability(x.device) >= (9, 0)
-        return quantize(x.contiguous(), input_scale=input_scale, pdl=early)
-    kind = Activation(INT8) if input_scale is None else Activation(INT8, granularity="tensor", dynamic=False)
+        return quantize(x.contiguous(), input_scale=input_scale, floating=floating, pdl=early)
+    grid = E4M3 if floating else INT8
+    kind = Activation(grid) if input_scale is None else Activation(grid, granularity="tensor", dynamic=False)
     codes, scale = activation_codes(x, kind, input_scale)
-    return codes.to(torch.int8), scale.float().view(-1).expand(x.shape[0]).contiguous()
+    return codes.to(_narrow(floating)), scale.float().view(-1).expand(x.shape[0]).contiguous()
 
 
 @quantize_tokens.register_fake
-def _(x: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def _(x: Tensor, input_scale: Tensor | None, floating: bool) -> tuple[Tensor, Tensor]:
     del input_scale
-    return torch.empty_like(x, dtype=torch.int8), x.new_empty(x.shape[0], dtype=torch.float32)
+    return torch.empty_like(x, dtype=_narrow(floating)), x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+def _narrow(floating: bool) -> torch.dtype:
+    return torch.float8_e4m3fn if floating else torch.int8
+
+
+def inputs(x: Tensor, weight: Arranged, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """What `product` with `weight` takes for activations x [M, in]: themselves, or codes and scales of tokens."""
+    if not weight.narrow:
+        return x, None
+    return torch.ops.compress_llm.quantize_tokens(x, input_scale, weight.floating)
 
 
 def apply(x: Tensor, weight: Arranged, bias: Tensor | None, input_scale: Tensor | None = None) -> Tensor:
     """x [..., in] weight^T + bias for any kind of weight in fragment order: [..., out] in the dtype of `x`.
 
-    Int8 activations are scaled by what is found in each token, or all by `input_scale` [1].
+    8-bit activations are scaled by what is found in each token, or all by `input_scale` [1].
     """
     flat = x.reshape(-1, x.shape[-1])
-    if weight.integer:
-        codes, token_scale = torch.ops.compress_llm.quantize_tokens(flat, input_scale)
-        y = torch.ops.compress_llm.narrow_linear(codes, token_scale, weight.codes, weight.scales, bias, x.dtype)
+    if weight.narrow:
+        codes, token_scale = inputs(flat, weight, input_scale)
+        y = torch.ops.compress_llm.narrow_linear(codes, token_scale, weight.codes, weight.factors, bias, x.dtype)
     else:
-        y = torch.ops.compress_llm.linear(
-            flat, weight.codes, weight.scales, weight.zeros, bias, weight.bits, weight.group, weight.out_features
-        )
+        kind = (weight.bits, weight.group, weight.out_features, weight.floating)
+        y = torch.ops.compress_llm.linear(flat, *weight.tensors, bias, *kind)
     return y.view(*x.shape[:-1], weight.out_features)

@@ -11,7 +11,7 @@ from ..registry import Pick, Problem, pick
 from .configs import configuration
 from .cuda_decode import DecodeConfig, decode
 from .cuda_gemm import GemmConfig, gemm
-from .layout import Arranged, dequantize
+from .layout import Arranged, dequantize, unfactored
 
 _MOST_STREAMS, _COUNTERS = 64, 4096
 _ARRIVALS: dict[torch.device, Tensor] = {}
@@ -23,7 +23,9 @@ def problem(weight: Arranged, tokens: int, dtype: torch.dtype) -> Problem:
     device = weight.codes.device
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     shape = (weight.out_features, weight.in_features)
-    return Problem(device.type, capability, tokens, *shape, dtype, weight.bits, weight.group, weight.integer)
+    return Problem(
+        device.type, capability, tokens, *shape, dtype, weight.bits, weight.group, weight.narrow, weight.floating
+    )
 
 
 def picked(weight: Arranged, tokens: int, dtype: torch.dtype, asked: str | None = None) -> Pick:
@@ -42,13 +44,14 @@ def product(
 ) -> Tensor:
     """x [M, in] weight^T + bias as [M, out] in `dtype`.
 
-    `x` is of `dtype`, or int8 with `token_scale` float32 [M] where the weight wants int8. `pdl` lets a kernel start
+    `x` is of `dtype`, or int8 or float8_e4m3fn with `token_scale` float32 [M] where the weight wants that. `pdl` lets a kernel start
     before its predecessor in the stream has finished. Raises InputError for an implementation that is asked for and
     cannot run, and for a dtype that a GPU's kernels do not have the weight in.
     """
     name = picked(weight, x.shape[0], dtype, asked).name
-    if name != "reference" and not weight.integer and weight.scales.dtype != dtype:
-        cause = f"the weights were arranged for {weight.scales.dtype}"
+    scales = weight.scales
+    if name != "reference" and not weight.floating and scales is not None and scales.dtype != dtype:
+        cause = f"the weights were arranged for {scales.dtype}"
         raise InputError(f"activations of {dtype}", cause, "load the model with the dtype it is to run in")
     x, bias = x.contiguous(), None if bias is None else bias.to(dtype)
     if name == "cuda" and x.shape[0] > 0:
@@ -68,11 +71,11 @@ def product(
 def reference(
     x: Tensor, weight: Arranged, bias: Tensor | None, token_scale: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """The same in plain torch. Int8 sums are exact: in float64, which holds every one of them."""
-    if token_scale is None:
+    """The same in plain torch. Sums of 8-bit activations are exact: in float64, which holds every one of them."""
+    if token_scale is None or weight.factors is None:
         return linear(x, dequantize(weight, dtype), bias)
-    codes = dequantize(weight.unscaled(), torch.float64)
-    y = (x.to(torch.float64) @ codes.T).float() * (token_scale[:, None] * weight.scales[None, :])
+    codes = unfactored(weight).double()
+    y = (x.to(torch.float64) @ codes.T).float() * (token_scale[:, None] * weight.factors[None, :])
     return (y if bias is None else y + bias.float()).to(dtype)
 
 

@@ -21,9 +21,9 @@ from .triton_tiles import weight_block
 
 @triton.jit
 def _gemm(
-    x_ptr, codes_ptr, scales_ptr, zeros_ptr, bias_ptr, y_ptr, partial_ptr, M, N, K, blocks,
-    BITS: tl.constexpr, GROUPED: tl.constexpr, NG: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr,
-    BIAS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, SPLITS: tl.constexpr,
+    x_ptr, codes_ptr, scales_ptr, zeros_ptr, factors_ptr, bias_ptr, y_ptr, partial_ptr, M, N, K, blocks,
+    BITS: tl.constexpr, GROUPED: tl.constexpr, NG: tl.constexpr, ZERO: tl.constexpr, FLOATING: tl.constexpr,
+    HALF: tl.constexpr, BIAS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, SPLITS: tl.constexpr,
     STAGES: tl.constexpr, PTX: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
@@ -35,8 +35,9 @@ def _gemm(
     sums = tl.zeros((TILES * 16, TOKENS), tl.float32)
     for block in tl.range(split * blocks // SPLITS, (split + 1) * blocks // SPLITS, num_stages=STAGES):
         w = weight_block(
-            codes_ptr, scales_ptr, zeros_ptr, part, blocks, block, BITS, GROUPED, NG, ZERO, HALF, TILES, WARPS, PTX
-        )
+            codes_ptr, scales_ptr, zeros_ptr, part, blocks, block,
+            BITS, GROUPED, NG, ZERO, FLOATING, HALF, TILES, WARPS, PTX,
+        )  # fmt: skip
         at = block * 128 + k
         x = tl.load(
             x_ptr + m[None, :].to(tl.int64) * K + at[:, None], mask=(m[None, :] < M) & (at[:, None] < K), other=0
@@ -45,6 +46,8 @@ def _gemm(
             sums += tl.dot(w.to(tl.float32), x.to(tl.float32), input_precision="ieee")
         else:
             sums += tl.dot(w, x)
+    if FLOATING:
+        sums *= tl.load(factors_ptr + n, mask=n < N, other=0)[:, None]
     inside = (m[None, :] < M) & (n[:, None] < N)
     place = m[None, :].to(tl.int64) * N + n[:, None]
     if SPLITS > 1:
@@ -57,16 +60,19 @@ def _gemm(
 
 @triton.jit
 def _dequantize(
-    codes_ptr, scales_ptr, zeros_ptr, w_ptr, N, K, blocks,
-    BITS: tl.constexpr, GROUPED: tl.constexpr, NG: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr,
-    TILES: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
+    codes_ptr, scales_ptr, zeros_ptr, factors_ptr, w_ptr, N, K, blocks,
+    BITS: tl.constexpr, GROUPED: tl.constexpr, NG: tl.constexpr, ZERO: tl.constexpr, FLOATING: tl.constexpr,
+    HALF: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     block = tl.program_id(1)
     w = weight_block(
-        codes_ptr, scales_ptr, zeros_ptr, part, blocks, block, BITS, GROUPED, NG, ZERO, HALF, TILES, WARPS, PTX
-    )
+        codes_ptr, scales_ptr, zeros_ptr, part, blocks, block,
+        BITS, GROUPED, NG, ZERO, FLOATING, HALF, TILES, WARPS, PTX,
+    )  # fmt: skip
     n = part * (TILES * 16) + tl.arange(0, TILES * 16)
+    if FLOATING:
+        w = (w.to(tl.float32) * tl.load(factors_ptr + n, mask=n < N, other=0)[:, None]).to(w.dtype)
     k = block * 128 + tl.arange(0, 128)
     tl.store(w_ptr + n[:, None].to(tl.int64) * K + k[None, :], w, mask=(n[:, None] < N) & (k[None, :] < K))
 
@@ -74,7 +80,21 @@ def _dequantize(
 def _meaning(weight: Arranged, dtype: torch.dtype) -> dict[str, int]:
     zero = 0 if weight.zeros is None else 1 if weight.zeros.dtype == torch.uint8 else 2
     grouped, half = weight.group > 0, dtype == torch.float16
-    return {"BITS": weight.bits, "GROUPED": grouped, "NG": weight.per_block, "ZERO": zero, "HALF": half}
+    return {
+        "BITS": weight.bits,
+        "GROUPED": grouped,
+        "NG": weight.per_block,
+        "ZERO": zero,
+        "FLOATING": weight.floating,
+        "HALF": half,
+    }
+
+
+def _pointers(weight: Arranged) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes, scales, zeros and factors; what a weight has not is never read, and its place is taken by the codes."""
+    codes = weight.codes.view(torch.int32 if weight.floating else torch.int16)
+    others = (codes if tensor is None else tensor for tensor in (weight.scales, weight.zeros, weight.factors))
+    return codes, *others
 
 
 def _splits(programs: int, blocks: int, device: torch.device) -> int:
@@ -99,10 +119,8 @@ def gemm(
     grid = (-(-rows // (16 * tiles)), -(-tokens // token_tile))
     parts = splits or _splits(grid[0] * grid[1], weight.blocks, x.device)
     partial = y if parts == 1 else x.new_empty(parts, tokens, rows, dtype=torch.float32)
-    codes = weight.codes.view(torch.int16)
-    zeros, given = weight.scales if weight.zeros is None else weight.zeros, y if bias is None else bias
     _gemm[(*grid, parts)](
-        x, codes, weight.scales, zeros, given, y, partial, tokens, rows, weight.in_features, weight.blocks,
+        x, *_pointers(weight), y if bias is None else bias, y, partial, tokens, rows, weight.in_features, weight.blocks,
         **_meaning(weight, x.dtype), BIAS=bias is not None, TOKENS=token_tile, TILES=tiles, WARPS=warps, SPLITS=parts,
         STAGES=3, PTX=x.is_cuda if ptx is None else ptx, WIDEN=not x.is_cuda, num_warps=warps,
     )  # fmt: skip
@@ -115,10 +133,8 @@ def gemm(
 def dequantize(weight: Arranged, dtype: torch.dtype, ptx: bool | None = None) -> Tensor:
     """The dense weight [out, in] in `dtype`, float16 or bfloat16."""
     dense = torch.empty(weight.out_features, weight.in_features, dtype=dtype, device=weight.codes.device)
-    codes = weight.codes.view(torch.int16)
-    zeros = weight.scales if weight.zeros is None else weight.zeros
     _dequantize[(-(-weight.out_features // BLOCK), weight.blocks)](
-        codes, weight.scales, zeros, dense, *dense.shape, weight.blocks,
+        *_pointers(weight), dense, *dense.shape, weight.blocks,
         **_meaning(weight, dtype), TILES=8, WARPS=4, PTX=dense.is_cuda if ptx is None else ptx, num_warps=4,
     )  # fmt: skip
     return dense

@@ -88,12 +88,53 @@ def number(codes, HALF: tl.constexpr):
 
 
 @triton.jit
+def floating_codes(words, BITS: tl.constexpr):
+    """int32 [a, b] to float32 [a, b, half, 2, 2] (BITS 4) or [a, b, half, 2]: what the codes of `floats.py` stand for."""
+    w = words.to(tl.uint32, bitcast=True)
+    if BITS == 4:
+        q0 = floating_number(w & 0x81C081C0, BITS)
+        q1 = floating_number((w << 4) & 0x81C081C0, BITS)
+        q2 = floating_number(((w << 26) | (w >> 6)) & 0x81C081C0, BITS)
+        q3 = floating_number((((w << 30) | (w >> 2)) & 0x81808180) | ((w << 6) & 0x00400040), BITS)
+        return tl.join(tl.join(q0, q2), tl.join(q1, q3))
+    else:  # noqa: RET505 - only one of the branches is compiled
+        q0 = floating_number(w & 0x87F087F0, BITS)
+        q1 = floating_number(((w << 4) & 0x80F080F0) | ((w >> 4) & 0x07000700), BITS)
+        return tl.join(q0, q1)
+
+
+@triton.jit
+def floating_number(pairs, BITS: tl.constexpr):
+    """Two patterns in a word, uint32 [a, b], as float32 [a, b, 2]: E2M1 (BITS 4) or E4M3."""
+    halves = tl.join(pairs & 0xFFFF, pairs >> 16)
+    if BITS == 4:
+        size = (halves >> 6) & 7
+        value = tl.where(size < 2, size, ((2 | (size & 1)) << (size >> 1)) >> 1).to(tl.float32) * 0.5
+    else:
+        size = (halves >> 4) & 127
+        value = ((size << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+        value = tl.where(size < 8, size.to(tl.float32) * 0.001953125, value)  # in steps of 2^-9
+    return tl.where((halves & 0x8000) != 0, -value, value)
+
+
+@triton.jit
+def byte_scales(stored, BITS: tl.constexpr):
+    """Bytes of `floats.block_scales` as float32, in the unit of the codes' own values."""
+    byte = stored.to(tl.uint32)
+    byte = ((byte << 4) | (byte >> 4)) & 255
+    UNIT: tl.constexpr = 29 if BITS == 4 else 23
+    return (((byte >> 3) + (127 - UNIT)) << 23 | (byte & 7) << 20).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def weight_block(
     codes_ptr, scales_ptr, zeros_ptr, part, blocks, block,
-    BITS: tl.constexpr, GROUPED: tl.constexpr, NG: tl.constexpr, ZERO: tl.constexpr, HALF: tl.constexpr,
-    TILES: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
+    BITS: tl.constexpr, GROUPED: tl.constexpr, NG: tl.constexpr, ZERO: tl.constexpr, FLOATING: tl.constexpr,
+    HALF: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
     """Rows part * 16 TILES on, inputs block * 128 on, of the weight: [16 TILES, 128] as float16 (HALF) or bfloat16.
+
+    Without the factors of its rows. Codes come as int32 words where they are floating-point, else as int16 halves.
 
     `part` counts parts of 16 TILES rows; TILES is 4 or 8, a multiple of WARPS.
     """
@@ -105,18 +146,31 @@ def weight_block(
     i = tl.arange(0, R * CHUNKS * WARPS * 16)  # round, chunk, warp, sixteen half-lines of 32 bytes
     tile = first + (i // (CHUNKS * WARPS * 16)) * WARPS + (i // 16) % WARPS
     chunk = (i // (WARPS * 16)) % CHUNKS
-    line = (tile * CHUNKS + chunk) * 256 + (i % 16) * 16
-    halves = tl.load(codes_ptr + at.to(tl.int64) * (8 * CHUNKS * 256) + line[:, None] + tl.arange(0, 16)[None, :])
+    EACH: tl.constexpr = 8 if FLOATING else 16  # of a line
+    line = ((tile * CHUNKS + chunk) * 16 + i % 16) * EACH
+    lines = at.to(tl.int64) * (8 * CHUNKS * 16 * EACH) + line[:, None] + tl.arange(0, EACH)[None, :]
+    given = tl.load(codes_ptr + lines)
+    if FLOATING:
+        q = floating_codes(given, BITS)
+    elif BITS == 4:
+        q = nibbles(given, HALF, PTX)
+    else:
+        q = signed_bytes(given, HALF, PTX)
     if BITS == 4:
-        q = tl.reshape(nibbles(halves, HALF, PTX), (R, CHUNKS, WARPS, 8, 2, 2, 2, 2, 2, 2, 2))
+        q = tl.reshape(q, (R, CHUNKS, WARPS, 8, 2, 2, 2, 2, 2, 2, 2))
         q = tl.permute(q, (0, 2, 7, 3, 1, 9, 10, 6, 4, 5, 8))  # round, warp, ph, r | chunk, step, kh, c, e
     else:
-        q = tl.reshape(signed_bytes(halves, HALF, PTX), (R, CHUNKS, WARPS, 8, 2, 2, 2, 2, 2, 2))
+        q = tl.reshape(q, (R, CHUNKS, WARPS, 8, 2, 2, 2, 2, 2, 2))
         q = tl.permute(q, (0, 2, 7, 3, 1, 9, 6, 4, 5, 8))
     q = tl.reshape(q, (TILES * 16, 128))
     n = tl.arange(0, TILES * 16)
     lane = (first + n // 16) * 8 + n % 8
     place = at if GROUPED else part // PARTS
+    if FLOATING:
+        if GROUPED:
+            offset = ((place * 64 + lane)[:, None] * NG + tl.arange(0, NG)[None, :]) * 2 + ((n % 16) // 8)[:, None]
+            q = q * spread(byte_scales(tl.load(scales_ptr + offset), BITS), NG)
+        return q.to(tl.float16 if HALF else tl.bfloat16)
     if NG == 1:
         offset = (place * 64 + lane) * 2 + (n % 16) // 8
         scale = tl.load(scales_ptr + offset)[:, None]
