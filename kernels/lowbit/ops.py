@@ -12,7 +12,7 @@ from torch import Tensor
 from ...formats.float_grids import E4M3
 from ...formats.grids import INT8
 from ...formats.scheme import Activation
-from ..reference import activation_codes
+from ..activations import activation_codes
 from .layout import Arranged
 from .product import product
 
