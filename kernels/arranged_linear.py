@@ -60,7 +60,7 @@ class ArrangedLinear(PackedLinear):
         """[..., in_features] to [..., out_features], in the dtype of `x`."""
         from .lowbit.ops import apply
 
-        return apply(x, self.arranged, self.bias, self.input_scale)
+        return apply(x, self.arranged, self.bias, self.scheme.activation, self.input_scale)
 
     def weight_rows(self, start: int = 0, stop: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows `start` to `stop` of the weight, decoded to `dtype`: [rows, in_features]."""
@@ -167,7 +167,7 @@ def _merge(linears: Sequence[PackedLinear], dtype: torch.dtype) -> ArrangedLinea
         if linears[0].bias is not None
         else None
     )
-    input_scale = linears[0].tensors.get("input_scale")
+    input_scale = stored_input_scale(linears[0].tensors)
     for linear in linears:
         for name in list(linear.tensors):
             delattr(linear, name)

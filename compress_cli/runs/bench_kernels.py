@@ -7,16 +7,18 @@ to the next, is a fault of the report, however fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...formats.layout import input_suffix
 from ...formats.packings import packing
 from ...formats.progress import Track
 from ...formats.rounded import QParams, Rounded
 from ...formats.scheme import Scheme
+from ...kernels.activations import stored_input_scale
 from ...kernels.lowbit.layout import Arranged
 from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.packed import Stored, arranged
@@ -81,7 +83,7 @@ class Weights:
 
     def inputs(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """`x` as the product takes it, and scales of its tokens where it is quantised."""
-        return inputs(x, self.arranged[0], self.stored.tensors.get("input_scale"))
+        return inputs(x, self.arranged[0], self.scheme.activation, stored_input_scale(self.stored.tensors))
 
 
 def bench_kernels(
@@ -139,20 +141,35 @@ def random_weight(
 ) -> dict[str, Tensor]:
     """Tensors by suffix of a weight whose codes use the whole grid, with scales like those of a trained model."""
     rows, columns = shape
-    grid, groups = scheme.grid, scheme.groups(columns)
-    generator = torch.Generator(device).manual_seed(0)
-    low, high = int(grid.lowest), int(grid.highest)
-    codes = torch.randint(low, high + 1, shape, dtype=torch.int8, device=device, generator=generator)
-    spread = torch.rand(rows, groups, device=device, generator=generator)
-    scale = ((0.5 + spread) * 0.05 / grid.reach).to(dtype)
+    grid, generator = scheme.grid, torch.Generator(device).manual_seed(0)
+    reach = grid.highest - grid.lowest + 0.9
+    codes = grid.encode(torch.rand(shape, device=device, generator=generator).mul_(reach).add_(grid.lowest - 0.45))
     zero = None
     if not scheme.symmetric:
-        size = (rows, groups)
-        zero = torch.randint(low // 2, high // 2, size, dtype=torch.int8, device=device, generator=generator)
+        low, high, size = int(grid.lowest) // 2, int(grid.highest) // 2, (rows, scheme.groups(columns))
+        zero = torch.randint(low, high, size, dtype=torch.int8, device=device, generator=generator)
         zero = zero.to(dtype) + 0.25 if scheme.zero_dtype == "float" else zero
-    static = scheme.activation is not None and not scheme.activation.dynamic
-    input_scale = torch.tensor([0.03], dtype=dtype, device=device) if static else None
-    return packing(scheme).pack(Rounded(scheme, codes, QParams(scale, zero), input_scale))
+    suffix, input_scale = input_suffix(scheme), None
+    if suffix is not None:
+        wide = suffix == "input_global_scale"
+        input_scale = torch.tensor([64.0 if wide else 0.03], dtype=torch.float32 if wide else dtype, device=device)
+    params = replace(_random_scales(scheme, shape, dtype, generator), zero=zero)
+    return packing(scheme).pack(Rounded(scheme, codes, params, input_scale))
+
+
+def _random_scales(scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype, generator: torch.Generator) -> QParams:
+    """Scales that bring the largest codes to .025 … .075, alike for rows that share them."""
+    rows, columns = shape
+    shared = scheme.sharing_rows(rows)
+    spread = torch.rand(-(-rows // shared), scheme.groups(columns), device=generator.device, generator=generator)
+    scale = ((0.5 + spread) * 0.05 / scheme.grid.reach).repeat_interleave(shared, dim=0)[:rows]
+    if scheme.scale_grid is None:
+        return QParams(scale.to(dtype))
+    whole = None
+    if scheme.global_scale:
+        whole = (scheme.scale_grid.reach / scale.amax()).view(1)
+        scale = scale * whole
+    return QParams(scheme.scale_grid.encode(scale), None, scheme.scale_grid, whole)
 
 
 def _copy(weight: Arranged) -> Arranged:

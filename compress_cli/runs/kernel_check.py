@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...formats.scheme import Scheme
+from ...kernels.activations import stored_input_scale
 from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.packed import Stored, arranged, misfit
 from ...kernels.lowbit.product import picked, product
@@ -60,10 +61,10 @@ class KernelChecks:
 def _fault(scheme: Scheme, stored: Stored, tokens: int, device: torch.device) -> tuple[str, str | None]:
     """The implementation that ran, and what was wrong with its results."""
     dtype = stored.tensors["weight_scale"].dtype
-    dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+    dtype = dtype if dtype == torch.float16 else torch.bfloat16
     x = torch.randn(tokens, stored.shape[1], generator=torch.Generator().manual_seed(SEED)).to(device, dtype)
     weight = arranged(scheme, [stored], dtype)
-    given, token_scale = inputs(x, weight, stored.tensors.get("input_scale"))
+    given, token_scale = inputs(x, weight, scheme.activation, stored_input_scale(stored.tensors))
     name = picked(weight, tokens, dtype).name
     y = product(given, weight, None, token_scale, dtype)
     if not torch.equal(y, product(given, weight, None, token_scale, dtype)):

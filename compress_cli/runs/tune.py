@@ -18,7 +18,6 @@ from ...kernels.lowbit.configs import Config
 from ...kernels.lowbit.cuda_decode import DecodeConfig
 from ...kernels.lowbit.cuda_gemm import GemmConfig
 from ...kernels.lowbit.layout import Arranged
-from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.product import picked, run
 from .bench_kernels import Kind, Weights
 from .kernel_check import MOST, errors
@@ -56,7 +55,7 @@ def _search(weights: Weights, tokens: int) -> Tuned:
     weight, device = weights.arranged[0], weights.device
     now = configs.configuration(weight, tokens, device)
     x = torch.randn(tokens, weights.shape[1], generator=torch.Generator().manual_seed(tokens)).to(device, weights.dtype)
-    x, token_scale = inputs(x, weight)
+    x, token_scale = weights.inputs(x)
     right: dict[Config, list[Call]] = {}
     wrong = failed = 0
     for config in dict.fromkeys((now, *neighbours(weight, tokens, now))):
@@ -128,6 +127,7 @@ def _gemm_neighbours(now: GemmConfig) -> Iterator[GemmConfig]:
             yield replace(now, stages=now.stages - fewer)
     for depth, splits in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2)):
         yield replace(now, depth=depth, splits=splits, tail=-1)
+    yield replace(now, exact=0)
     for pair in (1, 2):
         for swizzle in (8, 16):
             yield replace(now, pair=pair, swizzle=swizzle)

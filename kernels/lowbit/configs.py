@@ -105,7 +105,8 @@ def _gemm(weight: Arranged, tokens: int, processors: int) -> GemmConfig:
     if wide == 256 and weight.row_tiles * -(-tokens // 256) < 48:
         wide = 128
     tiles = weight.row_tiles * -(-tokens // wide)
-    config = GemmConfig(tokens=wide)
+    pair = 2 if weight.narrow and wide == 256 else 1  # the cache cannot feed faster products with x for every tile
+    config = GemmConfig(tokens=wide, pair=pair)
     if 2 * tiles <= processors:
         config = replace(config, depth=2, splits=_splits(2 * tiles, weight.blocks // 2, processors))
     elif 0 < tiles % processors <= processors // 2 and processors < tiles < 8 * processors:

@@ -40,8 +40,8 @@ class Arranged:
 
     `codes` uint8 [row tiles, blocks, 8, chunks, 32, 16]; `scales` as above in the activations' dtype, bytes where
     `floating`, or None; `zeros` None, uint8 [row tiles, blocks, 8, 8, per_block] or as scales; `factors` float32
-    [out_features] or None. `group` 16, 32, 64, 128, or 0 for one scale a row. Codes are integers, or E2M1 and E4M3 where
-    `floating`; activations are 16-bit numbers, or of the codes' kind where `narrow`.
+    [out_features] or None. `group` 16, 32, 64, 128, or 0 for one scale a row. Codes are integers, or E2M1 and E4M3
+    where `floating`; activations are 16-bit numbers, or of the codes' kind where `narrow`.
     """
 
     codes: Tensor

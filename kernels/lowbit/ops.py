@@ -12,7 +12,7 @@ from torch import Tensor
 from ...formats.float_grids import E4M3
 from ...formats.grids import INT8
 from ...formats.scheme import Activation
-from ..activations import activation_codes
+from ..activations import activation_codes, quantize_activation
 from .layout import Arranged
 from .product import product
 
@@ -72,9 +72,10 @@ def _(
 
 @torch.library.custom_op("compress_llm::quantize_tokens", mutates_args=())
 def quantize_tokens(x: Tensor, input_scale: Tensor | None, floating: bool) -> tuple[Tensor, Tensor]:
-    """x [M, in] as codes [M, in], int8 or float8_e4m3fn, and float32 scales [M], as `reference.activation_codes` rounds.
+    """x [M, in] as codes [M, in], int8 or float8_e4m3fn, and float32 scales [M].
 
-    The scales are one a token, found in `x`, or `input_scale` [1] for all of them.
+    Rounded as `activations.activation_codes` does. The scales are one a token, found in `x`, or `input_scale` [1] for
+    all of them.
     """
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
         from .triton_quantize import quantize
@@ -97,22 +98,33 @@ def _narrow(floating: bool) -> torch.dtype:
     return torch.float8_e4m3fn if floating else torch.int8
 
 
-def inputs(x: Tensor, weight: Arranged, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-    """What `product` with `weight` takes for activations x [M, in]: themselves, or codes and scales of tokens."""
-    if not weight.narrow:
-        return x, None
-    return torch.ops.compress_llm.quantize_tokens(x, input_scale, weight.floating)
+def inputs(
+    x: Tensor, weight: Arranged, activation: Activation | None = None, input_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """What `product` with `weight` takes for inputs x [M, in] that are quantised as `activation` says.
+
+    Codes and float32 scales of tokens where the weight is for 8-bit activations, which are scaled by what is found in
+    each token or all by `input_scale` [1]; else `x` as rounded, and None.
+    """
+    if weight.narrow:
+        return torch.ops.compress_llm.quantize_tokens(x, input_scale, weight.floating)
+    return x if activation is None else quantize_activation(x, activation, input_scale), None
 
 
-def apply(x: Tensor, weight: Arranged, bias: Tensor | None, input_scale: Tensor | None = None) -> Tensor:
+def apply(
+    x: Tensor,
+    weight: Arranged,
+    bias: Tensor | None,
+    activation: Activation | None = None,
+    input_scale: Tensor | None = None,
+) -> Tensor:
     """x [..., in] weight^T + bias for any kind of weight in fragment order: [..., out] in the dtype of `x`.
 
-    8-bit activations are scaled by what is found in each token, or all by `input_scale` [1].
+    `activation` and `input_scale` are as for `inputs`.
     """
-    flat = x.reshape(-1, x.shape[-1])
+    flat, token_scale = inputs(x.reshape(-1, x.shape[-1]), weight, activation, input_scale)
     if weight.narrow:
-        codes, token_scale = inputs(flat, weight, input_scale)
-        y = torch.ops.compress_llm.narrow_linear(codes, token_scale, weight.codes, weight.factors, bias, x.dtype)
+        y = torch.ops.compress_llm.narrow_linear(flat, token_scale, weight.codes, weight.factors, bias, x.dtype)
     else:
         kind = (weight.bits, weight.group, weight.out_features, weight.floating)
         y = torch.ops.compress_llm.linear(flat, *weight.tensors, bias, *kind)

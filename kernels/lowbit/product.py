@@ -44,9 +44,9 @@ def product(
 ) -> Tensor:
     """x [M, in] weight^T + bias as [M, out] in `dtype`.
 
-    `x` is of `dtype`, or int8 or float8_e4m3fn with `token_scale` float32 [M] where the weight wants that. `pdl` lets a kernel start
-    before its predecessor in the stream has finished. Raises InputError for an implementation that is asked for and
-    cannot run, and for a dtype that a GPU's kernels do not have the weight in.
+    `x` is of `dtype`, or int8 or float8_e4m3fn with `token_scale` float32 [M] where the weight wants that. `pdl` lets a
+    kernel start before its predecessor in the stream has finished. Raises InputError for an implementation that is
+    asked for and cannot run, and for a dtype that a GPU's kernels do not have the weight in.
     """
     name = picked(weight, x.shape[0], dtype, asked).name
     scales = weight.scales

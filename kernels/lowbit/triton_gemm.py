@@ -23,8 +23,8 @@ from .triton_tiles import weight_block
 def _gemm(
     x_ptr, codes_ptr, scales_ptr, zeros_ptr, factors_ptr, bias_ptr, y_ptr, partial_ptr, M, N, K, blocks,
     BITS: tl.constexpr, GROUPED: tl.constexpr, NG: tl.constexpr, ZERO: tl.constexpr, FLOATING: tl.constexpr,
-    HALF: tl.constexpr, BIAS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr, SPLITS: tl.constexpr,
-    STAGES: tl.constexpr, PTX: tl.constexpr, WIDEN: tl.constexpr,
+    HALF: tl.constexpr, BIAS: tl.constexpr, TOKENS: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr,
+    SPLITS: tl.constexpr, STAGES: tl.constexpr, PTX: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     token_tile = tl.program_id(1)

@@ -1,6 +1,6 @@
 """Triton product of 8-bit activations and weights in fragment order, integers or E4M3, scales applied on the way out.
 
-Sums of a block of inputs are added outside the matrix units where they are floating-point: inside, they keep few digits.
+Sums of a block of inputs are added outside the matrix units where they are floating-point: inside they keep few digits.
 """
 
 # What Triton compiles means other things than it says as Python.

@@ -66,7 +66,7 @@ def rounded(x, HALF: tl.constexpr, BRAIN: tl.constexpr):
 
 @triton.jit
 def on_e4m3(x):
-    """float32 `x` within ±448 rounded to the nearest E4M3 number, halves to even, as float32: what a GPU converts by."""
+    """float32 `x` within ±448 rounded to the nearest E4M3 number, halves to even, as float32: a GPU does it itself."""
     power = tl.maximum(x.to(tl.uint32, bitcast=True) & 0x7F800000, 121 << 23)  # 2^-6: below, steps are the same
     away = (power + (20 << 23)).to(tl.float32, bitcast=True) * 1.5  # the sum has room for three bits of mantissa
     return (x + away) - away

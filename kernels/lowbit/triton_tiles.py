@@ -89,7 +89,7 @@ def number(codes, HALF: tl.constexpr):
 
 @triton.jit
 def floating_codes(words, BITS: tl.constexpr):
-    """int32 [a, b] to float32 [a, b, half, 2, 2] (BITS 4) or [a, b, half, 2]: what the codes of `floats.py` stand for."""
+    """int32 [a, b] to float32 [a, b, half, 2, 2] (BITS 4) or [a, b, half, 2]: the numbers of `floats.py`'s words."""
     w = words.to(tl.uint32, bitcast=True)
     if BITS == 4:
         q0 = floating_number(w & 0x81C081C0, BITS)
@@ -148,8 +148,9 @@ def weight_block(
     chunk = (i // (WARPS * 16)) % CHUNKS
     EACH: tl.constexpr = 8 if FLOATING else 16  # of a line
     line = ((tile * CHUNKS + chunk) * 16 + i % 16) * EACH
-    lines = at.to(tl.int64) * (8 * CHUNKS * 16 * EACH) + line[:, None] + tl.arange(0, EACH)[None, :]
-    given = tl.load(codes_ptr + lines)
+    given = tl.load(
+        codes_ptr + at.to(tl.int64) * (8 * CHUNKS * 16 * EACH) + line[:, None] + tl.arange(0, EACH)[None, :]
+    )
     if FLOATING:
         q = floating_codes(given, BITS)
     elif BITS == 4:
@@ -164,27 +165,38 @@ def weight_block(
         q = tl.permute(q, (0, 2, 7, 3, 1, 9, 6, 4, 5, 8))
     q = tl.reshape(q, (TILES * 16, 128))
     n = tl.arange(0, TILES * 16)
-    lane = (first + n // 16) * 8 + n % 8
-    place = at if GROUPED else part // PARTS
+    lane = ((at if GROUPED else part // PARTS) * 8 + first + n // 16) * 8 + n % 8  # its place among those with scales
+    high = (n % 16) // 8
     if FLOATING:
-        if GROUPED:
-            offset = ((place * 64 + lane)[:, None] * NG + tl.arange(0, NG)[None, :]) * 2 + ((n % 16) // 8)[:, None]
-            q = q * spread(byte_scales(tl.load(scales_ptr + offset), BITS), NG)
-        return q.to(tl.float16 if HALF else tl.bfloat16)
+        return floating_scaled(q, scales_ptr, lane, high, BITS, GROUPED, NG).to(tl.float16 if HALF else tl.bfloat16)
+    return integer_scaled(q, scales_ptr, zeros_ptr, lane, high, NG, ZERO)
+
+
+@triton.jit
+def floating_scaled(q, scales_ptr, lane, high, BITS: tl.constexpr, GROUPED: tl.constexpr, NG: tl.constexpr):
+    """Numbers [rows, 128] times their bytes of scales."""
+    if GROUPED:
+        stored = tl.load(scales_ptr + (lane[:, None] * NG + tl.arange(0, NG)[None, :]) * 2 + high[:, None])
+        q = q * spread(byte_scales(stored, BITS), NG)
+    return q
+
+
+@triton.jit
+def integer_scaled(q, scales_ptr, zeros_ptr, lane, high, NG: tl.constexpr, ZERO: tl.constexpr):
+    """Integers [rows, 128] less their zeros, times their scales, in their own dtype."""
     if NG == 1:
-        offset = (place * 64 + lane) * 2 + (n % 16) // 8
+        offset = lane * 2 + high
         scale = tl.load(scales_ptr + offset)[:, None]
         if ZERO == 1:
-            zero = ((tl.load(zeros_ptr + place * 64 + lane) >> ((n % 16) // 8 * 4)) & 15).to(tl.float32)[:, None] - 8
+            zero = ((tl.load(zeros_ptr + lane) >> (high * 4)) & 15).to(tl.float32)[:, None] - 8
         if ZERO == 2:
             zero = tl.load(zeros_ptr + offset)[:, None].to(tl.float32)
     else:
-        g = tl.arange(0, NG)
-        byte = (place * 64 + lane)[:, None] * NG + g[None, :]
-        offset = byte * 2 + ((n % 16) // 8)[:, None]
+        byte = lane[:, None] * NG + tl.arange(0, NG)[None, :]
+        offset = byte * 2 + high[:, None]
         scale = spread(tl.load(scales_ptr + offset), NG)
         if ZERO == 1:
-            zero = spread(((tl.load(zeros_ptr + byte) >> ((n % 16) // 8 * 4)[:, None]) & 15).to(tl.float32) - 8, NG)
+            zero = spread(((tl.load(zeros_ptr + byte) >> (high * 4)[:, None]) & 15).to(tl.float32) - 8, NG)
         if ZERO == 2:
             zero = spread(tl.load(zeros_ptr + offset).to(tl.float32), NG)
     if ZERO != 0:

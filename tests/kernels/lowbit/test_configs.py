@@ -17,11 +17,12 @@ ZEROS = {None: None, "z": torch.uint8, "f": torch.bfloat16}
 TOKENS = (1, 3, 4, 8, 9, 16, 17, 32, 48, 64, 100, 256, 512, 1024, 5000)
 
 
-def weight(rows=14336, columns=4096, bits=4, group=128, zero=None, integer=False) -> Arranged:
+def weight(rows=14336, columns=4096, bits=4, group=128, zero=None, narrow=False, floating=False) -> Arranged:
     """A weight without contents: sizes are all that a configuration depends on."""
     codes = torch.empty(-(-rows // 128), -(-columns // 128), 0, dtype=torch.uint8)
     zeros = None if zero is None else torch.empty(0, dtype=ZEROS[zero])
-    return Arranged(codes, torch.empty(0), zeros, bits, group, rows, columns, integer)
+    scales = None if narrow or (floating and not group) else torch.empty(0)
+    return Arranged(codes, scales, zeros, bits, group, rows, columns, floating, narrow)
 
 
 def shared(config: configs.Config, given: Arranged, tokens: int) -> int:
@@ -46,7 +47,19 @@ def test_reasoned_configurations_fit_and_are_legal(bits: int, zero: str | None) 
 
 
 def test_integer_activations_always_take_the_tensor_tiles() -> None:
-    assert all(isinstance(configs.reasoned(weight(bits=8, group=0, integer=True), m, 132), GemmConfig) for m in TOKENS)
+    assert all(isinstance(configs.reasoned(weight(bits=8, group=0, narrow=True), m, 132), GemmConfig) for m in TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "kind"), [(4, 16, "f4g16"), (4, 32, "f4g32"), (8, 32, "f8g32"), (8, 0, "f8")]
+)
+def test_floating_point_weights_have_their_own(bits: int, group: int, kind: str) -> None:
+    for rows, columns in ((14336, 4096), (64, 64), (128256, 4096)):
+        given = weight(rows, columns, bits, group, floating=True)
+        assert configs.kind(given) == kind
+        for tokens in TOKENS:
+            assert shared(configs.reasoned(given, tokens, 132), given, tokens) <= configs.MOST_DYNAMIC
+    assert configs.kind(weight(bits=8, group=0, narrow=True, floating=True)) == "f8a8"
 
 
 def test_few_tiles_are_cut_along_the_inputs() -> None:
@@ -62,10 +75,10 @@ def test_every_shipped_row_can_be_read_and_fits() -> None:
     for key, row in tables["NVIDIA H200"].items():
         kind, size, tokens = key.split()
         rows, columns = map(int, size.split("x"))
-        integer = kind == "w8a8"
-        group = 0 if integer or "g" not in kind else int(kind.split("g")[1].rstrip("zf"))
+        narrow = kind.endswith("a8")
+        group = 0 if narrow or "g" not in kind else int(kind.split("g")[1].rstrip("zf"))
         zero = kind[-1] if kind[-1] in "zf" else None
-        given = weight(rows, columns, int(kind[1]), group, zero, integer)
+        given = weight(rows, columns, int(kind[1]), group, zero, narrow, kind[0] == "f")
         assert (configs.kind(given), configs.bucket(int(tokens))) == (kind, int(tokens))
         config = configs.read(row)
         assert configs.written(config) == row

@@ -21,11 +21,26 @@ VARIANTS = [
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is not installed")
-@pytest.mark.parametrize(("bits", "group", "zero", "dtype", "integer"), VARIANTS)
-def test_sources_compile(sample, bits, group, zero, dtype, integer, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(("bits", "group", "zero", "dtype", "narrow"), VARIANTS)
+def test_sources_compile(sample, bits, group, zero, dtype, narrow, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(nvrtc.CACHE_VARIABLE, str(tmp_path))
-    weight = sample(128, 256, bits, group, zero, dtype, integer=integer).arranged
+    weight = sample(128, 256, bits, group, zero, dtype, narrow=narrow).arranged
     for tokens in (3, 16, 64, 300):
+        config = reasoned(weight, tokens, 132)
+        if isinstance(config, DecodeConfig):
+            name, macros = "decode", cuda_decode.macros(weight, dtype, tokens, config)
+        else:
+            name, macros = "gemm", cuda_gemm.macros(weight, dtype, config)
+        assert cuda_source.cubin(name, macros, "sm_90a")[:4] == b"\x7fELF"
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "mxfp8", "fp8", "narrow"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_floating_point_sources_compile(float_sample, kind, dtype, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(nvrtc.CACHE_VARIABLE, str(tmp_path))
+    weight = float_sample(kind, 128, 256).arranged
+    for tokens in (3, 300):
         config = reasoned(weight, tokens, 132)
         if isinstance(config, DecodeConfig):
             name, macros = "decode", cuda_decode.macros(weight, dtype, tokens, config)
@@ -36,15 +51,15 @@ def test_sources_compile(sample, bits, group, zero, dtype, integer, tmp_path, mo
 
 def test_macros_say_what_a_weight_is(sample) -> None:
     seen = [
-        cuda_source.variant(sample(128, 256, bits, group, zero, dtype, integer=integer).arranged, dtype)
-        for bits, group, zero, dtype, integer in VARIANTS
+        cuda_source.variant(sample(128, 256, bits, group, zero, dtype, narrow=narrow).arranged, dtype)
+        for bits, group, zero, dtype, narrow in VARIANTS
     ]
     assert [tuple(row.values()) for row in seen] == [
-        (0, 0, 4, 1, 1, 0),
-        (0, 1, 4, 1, 4, 1),
-        (0, 0, 4, 0, 1, 2),
-        (0, 0, 8, 1, 2, 2),
-        (1, 1, 8, 0, 1, 0),
+        (0, 0, 0, 4, 1, 1, 0),
+        (0, 0, 1, 4, 1, 4, 1),
+        (0, 0, 0, 4, 0, 1, 2),
+        (0, 0, 0, 8, 1, 2, 2),
+        (1, 0, 1, 8, 0, 1, 0),
     ]
 
 
@@ -53,7 +68,7 @@ def test_the_generated_instruction_names_every_register(columns: int) -> None:
     text = cuda_source.wgmma(columns, "bf16")
     assert f"m64n{columns}k16.f32.bf16.bf16" in text
     assert text.count('"+f"') == columns // 2
-    assert f"%{columns // 2 + 4}, 1, 1, 1, 0;" in text
+    assert f"%{columns // 2 + 4}, p, 1, 1, 0;" in text
 
 
 class Launches:

@@ -44,7 +44,7 @@ def test_codes_lie_where_matrix_instructions_read_them(sample, bits: int) -> Non
 
 
 def test_codes_for_integer_activations(sample) -> None:
-    weight = sample(200, 288, 8, 0, integer=True)
+    weight = sample(200, 288, 8, 0, narrow=True)
     for n, k in some_places(200, 288):
         assert int(weight.arranged.codes[place_of_byte(n, k)]) == int(weight.codes[n, k]) % 256
 
@@ -75,13 +75,23 @@ def test_padding_weighs_nothing(sample) -> None:
     assert scales.count_nonzero() == 130 * 5
 
 
-@pytest.mark.parametrize("integer", [False, True])
-def test_rows_in_parts_are_the_same(sample, integer: bool) -> None:
-    weight = sample(300, 256, 8 if integer else 4, 0 if integer else 64, None if integer else "int", integer=integer)
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "mxfp8", "fp8", "narrow"])
+def test_floating_point_weights_there_and_back(float_sample, kind: str) -> None:
+    weight = float_sample(kind, 136, 320)
+    arranged = weight.arranged
+    assert (arranged.bits, arranged.floating, arranged.narrow) == (weight.bits, True, kind == "narrow")
+    assert torch.allclose(layout.dequantize(arranged).double(), weight.exact, rtol=2**-22, atol=0)
+    assert torch.equal(layout.dequantize_rows(arranged, 37, 133), layout.dequantize(arranged)[37:133])
+    assert arranged.scale_bytes == {"nvfp4": 1024, "mxfp4": 512, "mxfp8": 512}.get(kind, 0)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_rows_in_parts_are_the_same(sample, narrow: bool) -> None:
+    weight = sample(300, 256, 8 if narrow else 4, 0 if narrow else 64, None if narrow else "int", narrow=narrow)
     whole = None
     for start in range(0, 300, 128):
         rows = slice(start, min(300, start + 128))
-        if integer:
+        if narrow:
             part = layout.arrange_narrow(weight.codes[rows], weight.scale[rows])
         else:
             part = layout.arrange(weight.codes[rows], weight.scale[rows], weight.zero[rows], 4, 64, torch.float16)
@@ -89,6 +99,15 @@ def test_rows_in_parts_are_the_same(sample, integer: bool) -> None:
     assert torch.equal(whole.codes, weight.arranged.codes)
     assert torch.equal(layout.dequantize(whole), layout.dequantize(weight.arranged))
     assert torch.equal(layout.dequantize_rows(whole, 37, 201), layout.dequantize(whole)[37:201])
+
+
+def test_floating_point_rows_in_parts_are_the_same(float_sample) -> None:
+    weight, whole = float_sample("nvfp4", 300, 256), None
+    for start in range(0, 300, 128):
+        rows = slice(start, min(300, start + 128))
+        part = layout.arrange_floating(weight.codes[rows], weight.scale[rows], weight.factors, 4)
+        whole = layout.place(whole, part, start, 300)
+    assert all(torch.equal(a, b) for a, b in zip(whole.tensors, weight.arranged.tensors, strict=True) if a is not None)
 
 
 def test_which_groups_fit() -> None:

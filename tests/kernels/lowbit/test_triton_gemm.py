@@ -38,6 +38,20 @@ def test_decoder(sample, device, bits, group, zero, dtype) -> None:
     assert torch.allclose(got.float(), dequantize(weight.arranged), rtol=step, atol=8 * step if zero == "float" else 0)
 
 
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "mxfp8", "fp8"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_floating_point_weights(float_sample, error, device, kind, dtype) -> None:
+    weight = float_sample(kind, 72, 192, device)
+    x = torch.randn(3, 192, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    exact = x.double().cpu() @ weight.exact.T
+    assert error(triton_gemm.gemm(x, weight.arranged, None), exact) < TOLERANCE[dtype]
+    assert error(triton_gemm.gemm(x, weight.arranged, None, splits=2), exact) < TOLERANCE[dtype]
+    decoded = triton_gemm.dequantize(weight.arranged, dtype)
+    assert torch.allclose(
+        decoded.double().cpu(), weight.exact, rtol=2.0 ** (-10 if dtype == torch.float16 else -7), atol=1e-6
+    )
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="inline assembly needs a GPU")
 @pytest.mark.parametrize(("bits", "group", "zero", "dtype"), VARIANTS)
 @pytest.mark.parametrize("tokens", [1, 17, 100])

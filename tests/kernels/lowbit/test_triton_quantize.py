@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import rms_norm
 
+from compress_llm.formats.float_grids import E4M3
 from compress_llm.formats.grids import INT8
 from compress_llm.formats.scheme import Activation
 from compress_llm.kernels.activations import activation_codes
@@ -35,6 +36,19 @@ def test_a_scale_for_all(device) -> None:
     kind = Activation(INT8, granularity="tensor", dynamic=False)
     assert torch.equal(codes.to(torch.bfloat16), activation_codes(x, kind, given)[0])
     assert torch.equal(scale, given.float().expand(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("given", [None, 0.037])
+def test_floating_point_codes(device, dtype, given) -> None:
+    x = tokens(dtype, device)
+    x[4] = torch.exp2(torch.linspace(-14, 3, 200)).to(dtype)  # down to codes that are subnormal, and zero
+    unit = None if given is None else torch.tensor([given], dtype=dtype, device=device)
+    codes, scale = quantize(x, input_scale=unit, floating=True)
+    kind = Activation(E4M3) if given is None else Activation(E4M3, granularity="tensor", dynamic=False)
+    expected, scales = activation_codes(x, kind, unit)
+    assert torch.equal(scale, scales.float().view(-1).expand(5))
+    assert torch.equal(codes.to(dtype), expected)
 
 
 def test_the_norm_before_it(device) -> None:
