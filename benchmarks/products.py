@@ -1,6 +1,6 @@
 """Packed products against dense bfloat16 ones on a GPU, and against gemlite where it is installed: a Markdown table.
 
-    python benchmarks/products.py [--shape 14336x4096 …] [--tokens 1 …]
+    python benchmarks/products.py [--scheme NVFP4A16 …] [--shape 14336x4096 …] [--tokens 1 …]
 
 Everything is measured in one process: CUDA graphs over weights that take turns, replays alternating with those of the
 dense product, medians. Every product is checked against float64 and for bit-equal repetition.
@@ -23,7 +23,10 @@ from compress_llm.compress_cli.runs.timing import interleaved, limits
 from compress_llm.formats.scheme import scheme
 from compress_llm.kernels.reference import packed_codes
 
-SCHEMES = ("W4A16", "W8A8")
+SCHEMES = ("W4A16", "W8A8", "NVFP4A16", "MXFP4A16", "MXFP8A16", "FP8_DYNAMIC")
+
+GEMLITE = ("W4A16", "W8A8")
+"""Schemes that gemlite has a product for which runs on these GPUs."""
 
 
 def gemlite_calls(weights: Weights, x: torch.Tensor) -> list[Callable[[], object]]:
@@ -49,10 +52,11 @@ def gemlite_us(weights: Weights, tokens: int) -> float:
 
 
 @click.command()
+@click.option("--scheme", "names", multiple=True, default=SCHEMES)
 @click.option("--shape", "shapes", multiple=True, metavar="OUTxIN")
 @click.option("--tokens", multiple=True, type=int)
 @click.option("--device", default="auto")
-def main(shapes: tuple[str, ...], tokens: tuple[int, ...], device: str) -> None:
+def main(names: tuple[str, ...], shapes: tuple[str, ...], tokens: tuple[int, ...], device: str) -> None:
     """Print the table."""
     place = pick_device(device)
     on_gpu = place.type == "cuda"
@@ -60,13 +64,13 @@ def main(shapes: tuple[str, ...], tokens: tuple[int, ...], device: str) -> None:
     print(f"{can.bytes_per_second / 1e12:.2f} TB/s copied, {can.operations_per_second / 1e12:.0f} T operations/s\n")
     print("| scheme | weight | tokens | kernel | µs | waiting | dense µs | × | floor | gemlite | error / dense |")
     print("|---|---|---:|---|---:|---:|---:|---:|---:|---:|---:|")
-    for name in SCHEMES:
+    for name in names:
         for size in shapes or (GPU_SHAPES if on_gpu else CPU_SHAPES):
             weights = Weights(scheme(name), shape(size), place, torch.bfloat16)
             for count in tokens or (GPU_TOKENS if on_gpu else CPU_TOKENS):
                 row = cell(weights, count, can)
                 waiting = "" if row.without_early_start_us is None else f"{row.without_early_start_us:.1f}"
-                other = f"{gemlite_us(weights, count):.1f}" if rival else ""
+                other = f"{gemlite_us(weights, count):.1f}" if rival and name in GEMLITE else ""
                 print(
                     f"| {name} | {size} | {count} | {row.kernel} | {row.us:.1f} | {waiting} | {row.dense_us:.1f} "
                     f"| {row.speedup:.2f} | {row.floor_us:.1f} | {other} | {row.error / row.dense_error:.2f}"

@@ -15,38 +15,41 @@ from torch import Tensor, nn
 
 from ..formats.architectures import Architecture
 from ..formats.scheme import Scheme
-from .integer import layout
-from .integer.layout import Arranged
-from .integer.packed import Stored, arranged, misfit
+from .activations import stored_input_scale
+from .lowbit import layout
+from .lowbit.layout import Arranged
+from .lowbit.packed import Stored, arranged, misfit
 from .packed_linear import PackedLinear
+
+PARTS = ("codes", "scales", "zeros", "factors")
+"""Of a weight in fragment order, in the order of `Arranged.tensors`."""
 
 
 class ArrangedLinear(PackedLinear):
-    """A packed linear whose weight is in fragment order (`integer/layout.py`).
+    """A packed linear whose weight is in fragment order (`lowbit/layout.py`).
 
     Its tensors are buffers that no state dict holds: a checkpoint is written from the layout on disk.
     """
 
     codes: Tensor
-    scales: Tensor
+    scales: Tensor | None
     zeros: Tensor | None
+    factors: Tensor | None
     input_scale: Tensor | None
 
     def __init__(
         self, scheme: Scheme, weight: Arranged, bias: Tensor | None, input_scale: Tensor | None = None
     ) -> None:
         super().__init__(scheme, (weight.out_features, weight.in_features), {}, bias)
-        self._kind = (weight.bits, weight.group, weight.integer)
-        self.register_buffer("codes", weight.codes, persistent=False)
-        self.register_buffer("scales", weight.scales, persistent=False)
-        self.register_buffer("zeros", weight.zeros, persistent=False)
+        self._kind = weight.with_tensors((weight.codes.new_empty(0), None, None, None))
+        for name, tensor in zip(PARTS, weight.tensors, strict=True):
+            self.register_buffer(name, tensor, persistent=False)
         self.register_buffer("input_scale", input_scale, persistent=False)
 
     @property
     def arranged(self) -> Arranged:
         """The weight."""
-        bits, group, integer = self._kind
-        return Arranged(self.codes, self.scales, self.zeros, bits, group, self.out_features, self.in_features, integer)
+        return self._kind.with_tensors(self._buffers[name] for name in PARTS)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -55,9 +58,9 @@ class ArrangedLinear(PackedLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], in the dtype of `x`."""
-        from .integer.ops import apply
+        from .lowbit.ops import apply
 
-        return apply(x, self.arranged, self.bias, self.input_scale)
+        return apply(x, self.arranged, self.bias, self.scheme.activation, self.input_scale)
 
     def weight_rows(self, start: int = 0, stop: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows `start` to `stop` of the weight, decoded to `dtype`: [rows, in_features]."""
@@ -149,8 +152,8 @@ def _agree(one: PackedLinear, other: PackedLinear | None) -> bool:
         and one.in_features == other.in_features
         and (one.bias is None) == (other.bias is None)
         and one.scheme.activation == other.scheme.activation
-        and "input_scale" not in one.tensors
-        and "input_scale" not in other.tensors
+        and stored_input_scale(one.tensors) is None
+        and stored_input_scale(other.tensors) is None
     )
 
 
@@ -164,7 +167,7 @@ def _merge(linears: Sequence[PackedLinear], dtype: torch.dtype) -> ArrangedLinea
         if linears[0].bias is not None
         else None
     )
-    input_scale = linears[0].tensors.get("input_scale")
+    input_scale = stored_input_scale(linears[0].tensors)
     for linear in linears:
         for name in list(linear.tensors):
             delattr(linear, name)

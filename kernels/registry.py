@@ -27,7 +27,7 @@ class Problem:
 
     `device` is a torch device type; `capability` the CUDA compute capability, (0, 0) elsewhere; `tokens` rows of the
     input, `out_features` by `in_features` the weight; `dtype` that of the result; `group` inputs that share a scale (0:
-    a row); `integer` int8 activations.
+    a row); `narrow` 8-bit activations; `floating` codes (and 8-bit activations) that are floating-point numbers.
     """
 
     device: str
@@ -38,7 +38,8 @@ class Problem:
     dtype: torch.dtype
     bits: int
     group: int
-    integer: bool
+    narrow: bool
+    floating: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _cuda_misfit(problem: Problem) -> str | None:
         return "written for compute capability 9.0 (H100, H200)"
     if nvrtc.library() is None:
         return "libnvrtc is not installed"
-    unit = 16 if problem.integer else 8
+    unit = 16 if problem.narrow else 8
     return (
         None if problem.in_features % unit == 0 else f"rows of {problem.in_features} inputs are not whole 16-byte units"
     )
@@ -111,8 +112,9 @@ def _cuda_misfit(problem: Problem) -> str | None:
 def _triton_misfit(problem: Problem) -> str | None:
     if (reason := _no_cuda(problem) or _wrong_type(problem)) is not None:
         return reason
-    if problem.capability < (8, 0):
-        return "needs compute capability 8.0 or newer"
+    least = (8, 9) if problem.narrow and problem.floating else (8, 0)
+    if problem.capability < least:
+        return f"needs compute capability {least[0]}.{least[1]} or newer"
     return None if find_spec("triton") is not None else "triton is not installed"
 
 

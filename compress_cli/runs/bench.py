@@ -19,7 +19,7 @@ from ...formats.checkpoint import Checkpoint, resolve
 from ...formats.errors import InputError
 from ...formats.progress import Track, silent
 from ...formats.scheme import scheme
-from ...kernels.integer.packed import misfit
+from ...kernels.lowbit.packed import misfit
 from .bench_decode import Decoding, bench_decoding
 from .bench_kernels import Cell, Kind, bench_kernels
 from .device import pick_device

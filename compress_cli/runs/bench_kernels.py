@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ...formats.layout import input_suffix
 from ...formats.packings import packing
 from ...formats.progress import Track
 from ...formats.rounded import QParams, Rounded
 from ...formats.scheme import Scheme
-from ...kernels.integer.layout import Arranged
-from ...kernels.integer.ops import quantize_tokens
-from ...kernels.integer.packed import Stored, arranged
-from ...kernels.integer.product import picked, product
+from ...kernels.activations import stored_input_scale
+from ...kernels.lowbit.layout import Arranged
+from ...kernels.lowbit.ops import inputs
+from ...kernels.lowbit.packed import Stored, arranged
+from ...kernels.lowbit.product import picked, product
 from ...kernels.reference import decode_rows
 from .kernel_check import MOST, errors
 from .timing import Limits, Timing, copies, interleaved
@@ -67,7 +69,7 @@ class Weights:
         self.scheme, self.shape, self.dtype, self.device = scheme, shape, dtype, device
         self.stored = Stored(random_weight(scheme, shape, dtype, device), shape)
         first = arranged(scheme, [self.stored], dtype)
-        self.nbytes = sum(tensor.nbytes for tensor in (first.codes, first.scales, first.zeros) if tensor is not None)
+        self.nbytes = sum(tensor.nbytes for tensor in first.tensors if tensor is not None)
         self.arranged = [first, *(_copy(first) for _ in range(copies(self.nbytes, device) - 1))]
         dense = decode_rows(self.stored.tensors, scheme, shape, dtype=dtype)
         self.dense = [dense, *(dense.clone() for _ in range(copies(dense.nbytes, device) - 1))]
@@ -76,10 +78,12 @@ class Weights:
 
     def product(self, x: Tensor, weight: Arranged, pdl: bool = True) -> Tensor:
         """What a packed linear computes: the quantisation of `x` where there is one, and the product."""
-        if not weight.integer:
-            return product(x, weight, None, None, self.dtype, pdl=pdl)
-        codes, token_scale = quantize_tokens(x, self.stored.tensors.get("input_scale"))
-        return product(codes, weight, None, token_scale, self.dtype, pdl=pdl)
+        given, token_scale = self.inputs(x)
+        return product(given, weight, None, token_scale, self.dtype, pdl=pdl)
+
+    def inputs(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`x` as the product takes it, and scales of its tokens where it is quantised."""
+        return inputs(x, self.arranged[0], self.scheme.activation, stored_input_scale(self.stored.tensors))
 
 
 def bench_kernels(
@@ -99,7 +103,7 @@ def cell(weights: Weights, tokens: int, limits: Limits) -> Cell:
     x = torch.randn(tokens, columns, generator=generator).to(weights.device, weights.dtype)
     pick = picked(weights.arranged[0], tokens, weights.dtype)
     y, again = weights.product(x, weights.arranged[0]), weights.product(x, weights.arranged[-1])
-    error, dense_error = _errors(weights, x, y)
+    error, dense_error = errors(y, *weights.inputs(x), scheme, weights.stored)
     times = _times(weights, x, early=pick.name == "cuda")
     moved = weights.nbytes + x.nbytes + y.nbytes
     return Cell(
@@ -121,13 +125,6 @@ def cell(weights: Weights, tokens: int, limits: Limits) -> Cell:
     )
 
 
-def _errors(weights: Weights, x: Tensor, y: Tensor) -> tuple[float, float]:
-    if not weights.arranged[0].integer:
-        return errors(y, x, None, weights.scheme, weights.stored)
-    codes, token_scale = quantize_tokens(x, weights.stored.tensors.get("input_scale"))
-    return errors(y, codes, token_scale, weights.scheme, weights.stored)
-
-
 def _times(weights: Weights, x: Tensor, early: bool) -> dict[str, Timing]:
     def packed(pdl: bool) -> list[Callable[[], object]]:
         return [lambda weight=weight: weights.product(x, weight, pdl) for weight in weights.arranged]
@@ -144,22 +141,36 @@ def random_weight(
 ) -> dict[str, Tensor]:
     """Tensors by suffix of a weight whose codes use the whole grid, with scales like those of a trained model."""
     rows, columns = shape
-    grid, groups = scheme.grid, scheme.groups(columns)
-    generator = torch.Generator(device).manual_seed(0)
-    low, high = int(grid.lowest), int(grid.highest)
-    codes = torch.randint(low, high + 1, shape, dtype=torch.int8, device=device, generator=generator)
-    spread = torch.rand(rows, groups, device=device, generator=generator)
-    scale = ((0.5 + spread) * 0.05 / grid.reach).to(dtype)
+    grid, generator = scheme.grid, torch.Generator(device).manual_seed(0)
+    reach = grid.highest - grid.lowest + 0.9
+    codes = grid.encode(torch.rand(shape, device=device, generator=generator).mul_(reach).add_(grid.lowest - 0.45))
     zero = None
     if not scheme.symmetric:
-        size = (rows, groups)
-        zero = torch.randint(low // 2, high // 2, size, dtype=torch.int8, device=device, generator=generator)
+        low, high, size = int(grid.lowest) // 2, int(grid.highest) // 2, (rows, scheme.groups(columns))
+        zero = torch.randint(low, high, size, dtype=torch.int8, device=device, generator=generator)
         zero = zero.to(dtype) + 0.25 if scheme.zero_dtype == "float" else zero
-    static = scheme.activation is not None and not scheme.activation.dynamic
-    input_scale = torch.tensor([0.03], dtype=dtype, device=device) if static else None
-    return packing(scheme).pack(Rounded(scheme, codes, QParams(scale, zero), input_scale))
+    suffix, input_scale = input_suffix(scheme), None
+    if suffix is not None:
+        wide = suffix == "input_global_scale"
+        input_scale = torch.tensor([64.0 if wide else 0.03], dtype=torch.float32 if wide else dtype, device=device)
+    params = replace(_random_scales(scheme, shape, dtype, generator), zero=zero)
+    return packing(scheme).pack(Rounded(scheme, codes, params, input_scale))
+
+
+def _random_scales(scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype, generator: torch.Generator) -> QParams:
+    """Scales that bring the largest codes to .025 … .075, alike for rows that share them."""
+    rows, columns = shape
+    shared = scheme.sharing_rows(rows)
+    spread = torch.rand(-(-rows // shared), scheme.groups(columns), device=generator.device, generator=generator)
+    scale = ((0.5 + spread) * 0.05 / scheme.grid.reach).repeat_interleave(shared, dim=0)[:rows]
+    if scheme.scale_grid is None:
+        return QParams(scale.to(dtype))
+    whole = None
+    if scheme.global_scale:
+        whole = (scheme.scale_grid.reach / scale.amax()).view(1)
+        scale = scale * whole
+    return QParams(scheme.scale_grid.encode(scale), None, scheme.scale_grid, whole)
 
 
 def _copy(weight: Arranged) -> Arranged:
-    zeros = None if weight.zeros is None else weight.zeros.clone()
-    return replace(weight, codes=weight.codes.clone(), scales=weight.scales.clone(), zeros=zeros)
+    return weight.with_tensors(None if tensor is None else tensor.clone() for tensor in weight.tensors)

@@ -159,7 +159,7 @@ def _kernels() -> tuple[list[Kernel], list[str]]:
 
     from ...formats.errors import InputError
     from ...formats.scheme import SCHEMES
-    from ...kernels.integer.packed import pick_for
+    from ...kernels.lowbit.packed import pick_for
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows = []

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...formats.scheme import Scheme
-from ...kernels.integer.ops import quantize_tokens
-from ...kernels.integer.packed import Stored, arranged, misfit
-from ...kernels.integer.product import picked, product
+from ...kernels.activations import stored_input_scale
+from ...kernels.lowbit.ops import inputs
+from ...kernels.lowbit.packed import Stored, arranged, misfit
+from ...kernels.lowbit.product import picked, product
 from ...kernels.reference import decode_rows
 from .checks import Check, check
 from .stored import Packed, rows_at_a_time
@@ -60,10 +61,10 @@ class KernelChecks:
 def _fault(scheme: Scheme, stored: Stored, tokens: int, device: torch.device) -> tuple[str, str | None]:
     """The implementation that ran, and what was wrong with its results."""
     dtype = stored.tensors["weight_scale"].dtype
-    dtype = dtype if dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+    dtype = dtype if dtype == torch.float16 else torch.bfloat16
     x = torch.randn(tokens, stored.shape[1], generator=torch.Generator().manual_seed(SEED)).to(device, dtype)
     weight = arranged(scheme, [stored], dtype)
-    given, token_scale = quantize_tokens(x, stored.tensors.get("input_scale")) if weight.integer else (x, None)
+    given, token_scale = inputs(x, weight, scheme.activation, stored_input_scale(stored.tensors))
     name = picked(weight, tokens, dtype).name
     y = product(given, weight, None, token_scale, dtype)
     if not torch.equal(y, product(given, weight, None, token_scale, dtype)):
@@ -75,7 +76,7 @@ def _fault(scheme: Scheme, stored: Stored, tokens: int, device: torch.device) ->
 
 
 def errors(y: Tensor, x: Tensor, token_scale: Tensor | None, scheme: Scheme, stored: Stored) -> tuple[float, float]:
-    """Relative errors against float64 of `y`, and of a dense product in its dtype (of rounding, for integer inputs)."""
+    """Relative errors against float64 of `y`, and of a dense product in its dtype (of rounding, for 8-bit inputs)."""
     wide = x.double() if token_scale is None else x.double() * token_scale.double().unsqueeze(1)
     ours = dense = total = 0.0
     step = rows_at_a_time(stored.shape[1])

@@ -16,13 +16,12 @@ from torch import Tensor
 from ...formats.errors import InputError
 from ...formats.progress import Track
 from ...kernels.cuda.nvrtc import CompileError
-from ...kernels.integer import configs, cuda_decode, cuda_gemm, cuda_source
-from ...kernels.integer.configs import Config
-from ...kernels.integer.cuda_decode import DecodeConfig
-from ...kernels.integer.cuda_gemm import GemmConfig
-from ...kernels.integer.layout import Arranged
-from ...kernels.integer.ops import quantize_tokens
-from ...kernels.integer.product import picked, run
+from ...kernels.lowbit import configs, cuda_decode, cuda_gemm, cuda_source
+from ...kernels.lowbit.configs import Config
+from ...kernels.lowbit.cuda_decode import DecodeConfig
+from ...kernels.lowbit.cuda_gemm import GemmConfig
+from ...kernels.lowbit.layout import Arranged
+from ...kernels.lowbit.product import picked, run
 from .bench_kernels import Kind, Weights
 from .kernel_check import MOST, errors
 from .timing import Call, interleaved
@@ -59,9 +58,7 @@ def _search(weights: Weights, tokens: int) -> Tuned:
     weight, device = weights.arranged[0], weights.device
     now = configs.configuration(weight, tokens, device)
     x = torch.randn(tokens, weights.shape[1], generator=torch.Generator().manual_seed(tokens)).to(device, weights.dtype)
-    token_scale = None
-    if weight.integer:
-        x, token_scale = quantize_tokens(x, None)
+    x, token_scale = weights.inputs(x)
     right: dict[Config, list[Call]] = {}
     wrong = failed = 0
     candidates = dict.fromkeys((now, *neighbours(weight, tokens, now)))
@@ -147,6 +144,7 @@ def _gemm_neighbours(now: GemmConfig) -> Iterator[GemmConfig]:
             yield replace(now, stages=now.stages - fewer)
     for depth, splits in ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2)):
         yield replace(now, depth=depth, splits=splits, tail=-1)
+    yield replace(now, exact=0)
     for pair in (1, 2):
         for swizzle in (8, 16):
             yield replace(now, pair=pair, depth=1 if pair > 1 else now.depth, swizzle=swizzle)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from compress_llm.compress_cli.runs.bench_kernels import random_weight
 from compress_llm.formats.architectures import architecture
-from compress_llm.formats.packings import packing
-from compress_llm.formats.rounded import QParams, Rounded, round_to_grid
 from compress_llm.formats.scheme import Scheme, scheme
 from compress_llm.kernels.arranged_linear import ArrangedLinear, SharedPart, arrange
 from compress_llm.kernels.packed_linear import PackedLinear
@@ -18,15 +17,8 @@ WIDTH = 96
 
 
 def linear(rows: int, row: Scheme, bias: bool = False) -> PackedLinear:
-    generator = torch.Generator().manual_seed(rows)
-    weight = torch.randn(rows, WIDTH, generator=generator) / 8
-    groups = weight.reshape(rows, row.groups(WIDTH), -1)
-    scale = (groups.abs().amax(-1) / row.grid.reach).bfloat16()
-    zero = None if row.symmetric else torch.randint(-2, 3, scale.shape, dtype=torch.int8, generator=generator)
-    rounded = round_to_grid(weight, row, QParams(scale, zero))
-    static = row.activation is not None and not row.activation.dynamic
-    whole = Rounded(row, rounded.codes, rounded.params, torch.tensor([0.02]).bfloat16() if static else None)
-    return PackedLinear(row, (rows, WIDTH), packing(row).pack(whole), torch.ones(rows).bfloat16() if bias else None)
+    tensors = random_weight(row, (rows, WIDTH), torch.bfloat16, torch.device("cpu"))
+    return PackedLinear(row, (rows, WIDTH), tensors, torch.ones(rows).bfloat16() if bias else None)
 
 
 def block(row: Scheme, key: Scheme | None = None) -> nn.Module:
@@ -49,9 +41,24 @@ def attention(model: nn.Module) -> nn.Module:
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-@pytest.mark.parametrize("name", ["W4A16", "W4A16_ASYM", "W8A16", "W8A8", "W8A8_STATIC"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "W4A16",
+        "W4A16_ASYM",
+        "W8A16",
+        "W8A8",
+        "W8A8_STATIC",
+        "NVFP4A16",
+        "NVFP4",
+        "MXFP4",
+        "MXFP8A16",
+        "FP8",
+        "FP8_DYNAMIC",
+    ],
+)
 def test_products_stay_what_they_were(name: str) -> None:
-    row = scheme(name).with_group(32) if scheme(name).group_size else scheme(name)
+    row = scheme(name).with_group(32) if scheme(name).groupable and scheme(name).group_size else scheme(name)
     model = block(row)
     part = attention(model)
     x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -60,10 +67,12 @@ def test_products_stay_what_they_were(name: str) -> None:
     arrange(model, FACTS, torch.bfloat16)
     for key, y in before.items():
         difference = getattr(part, key)(x).float() - y
-        assert difference.norm() <= (5e-3 if row.activation else 0) * y.norm(), key
-    assert torch.equal(part.o_proj.weight_rows(5, 70), rows)
+        assert difference.norm() <= (5e-3 if row.activation or row.global_scale else 0) * y.norm(), key
+    assert torch.allclose(part.o_proj.weight_rows(5, 70), rows, rtol=2**-22 if row.global_scale else 0, atol=0)
     assert isinstance(part.o_proj, ArrangedLinear)
-    assert isinstance(part.k_proj, SharedPart) == (name != "W8A8_STATIC")  # one input scale a linear: not one product
+    assert isinstance(part.k_proj, SharedPart) == (
+        name not in ("W8A8_STATIC", "FP8", "NVFP4")
+    )  # one input scale a linear: not one product
 
 
 def test_linears_that_disagree_run_alone() -> None:

@@ -11,8 +11,8 @@ from compress_llm.kernels.cuda import nvrtc
 from compress_llm.kernels.registry import Problem, pick
 
 
-def problem(device="cuda", capability=(9, 0), dtype=torch.bfloat16, columns=4096, integer=False) -> Problem:
-    return Problem(device, capability, 1, 4096, columns, dtype, 8 if integer else 4, 0 if integer else 128, integer)
+def problem(device="cuda", capability=(9, 0), dtype=torch.bfloat16, columns=4096, narrow=False) -> Problem:
+    return Problem(device, capability, 1, 4096, columns, dtype, 8 if narrow else 4, 0 if narrow else 128, narrow)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_preference_and_reasons() -> None:
     assert pick(problem(capability=(7, 5))).name == "reference"
     assert pick(problem(columns=4100)).name == "triton"
     assert pick(problem(columns=4104)).name == "cuda"
-    assert pick(problem(columns=4104, integer=True)).name == "triton"
+    assert pick(problem(columns=4104, narrow=True)).name == "triton"
     assert "float32" in pick(problem(dtype=torch.float32)).others["triton"]
 
 

@@ -13,10 +13,10 @@ from compress_llm.formats.errors import InputError
 from compress_llm.formats.progress import silent
 from compress_llm.formats.scheme import scheme
 from compress_llm.kernels.cuda import nvrtc
-from compress_llm.kernels.integer import configs
-from compress_llm.kernels.integer.cuda_decode import DecodeConfig
-from compress_llm.kernels.integer.cuda_gemm import GemmConfig
-from compress_llm.kernels.integer.product import reference
+from compress_llm.kernels.lowbit import configs
+from compress_llm.kernels.lowbit.cuda_decode import DecodeConfig
+from compress_llm.kernels.lowbit.cuda_gemm import GemmConfig
+from compress_llm.kernels.lowbit.product import reference
 
 CPU = torch.device("cpu")
 NOW = DecodeConfig()

@@ -1,1 +1,0 @@
-"""Matrix products over integer weights: one device layout, and the kernels that read it."""
