@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +23,9 @@ from ...kernels.integer.ops import quantize_tokens
 from ...kernels.integer.packed import Stored, arranged
 from ...kernels.integer.product import picked, product
 from ...kernels.reference import decode_rows
+from ...kernels.registry import Pick
 from .kernel_check import MOST, errors
-from .timing import Limits, Timing, copies, interleaved
+from .timing import Call, Limits, Timing, copies, interleaved
 
 Kind = tuple[Scheme, tuple[int, int]]
 """A scheme, and the (out, in) of a weight."""
@@ -60,11 +62,36 @@ class Cell:
         return self.repeats and self.error <= MOST * self.dense_error
 
 
+class Measured(Protocol):
+    """Copies of one random weight of `nbytes`: `arranged`, in the layout of its kernels, and `dense`."""
+
+    name: str
+    group_size: int | None
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    nbytes: int
+    dense: list[Tensor]
+
+    def products(self, x: Tensor, pdl: bool = True) -> list[Callable[[], Tensor]]:
+        """What a packed linear computes for `x`, a call for every copy."""
+        ...
+
+    def picked(self, tokens: int) -> Pick:
+        """The implementation that runs these calls."""
+        ...
+
+    def errors(self, x: Tensor, y: Tensor) -> tuple[float, float]:
+        """Relative errors against float64, of `y` and of the dense product."""
+        ...
+
+
 class Weights:
-    """Copies of one random weight in the layout of the kernels, and dense."""
+    """Copies of one random weight of integer codes."""
 
     def __init__(self, scheme: Scheme, shape: tuple[int, int], device: torch.device, dtype: torch.dtype) -> None:
         self.scheme, self.shape, self.dtype, self.device = scheme, shape, dtype, device
+        self.name, self.group_size = scheme.name, scheme.group_size
         self.stored = Stored(random_weight(scheme, shape, dtype, device), shape)
         first = arranged(scheme, [self.stored], dtype)
         self.nbytes = sum(tensor.nbytes for tensor in (first.codes, first.scales, first.zeros) if tensor is not None)
@@ -81,6 +108,21 @@ class Weights:
         codes, token_scale = quantize_tokens(x, self.stored.tensors.get("input_scale"))
         return product(codes, weight, None, token_scale, self.dtype, pdl=pdl)
 
+    def products(self, x: Tensor, pdl: bool = True) -> list[Callable[[], Tensor]]:
+        """`product` of `x` with every copy."""
+        return [lambda weight=weight: self.product(x, weight, pdl) for weight in self.arranged]
+
+    def picked(self, tokens: int) -> Pick:
+        """The implementation that `product` runs."""
+        return picked(self.arranged[0], tokens, self.dtype)
+
+    def errors(self, x: Tensor, y: Tensor) -> tuple[float, float]:
+        """Relative errors against float64, of `y` and of the dense product."""
+        if not self.arranged[0].integer:
+            return errors(y, x, None, self.scheme, self.stored)
+        codes, token_scale = quantize_tokens(x, self.stored.tensors.get("input_scale"))
+        return errors(y, codes, token_scale, self.scheme, self.stored)
+
 
 def bench_kernels(
     kinds: Sequence[Kind], tokens: Sequence[int], device: torch.device, limits: Limits, track: Track
@@ -92,19 +134,20 @@ def bench_kernels(
             yield cell(weights, count, limits)
 
 
-def cell(weights: Weights, tokens: int, limits: Limits) -> Cell:
+def cell(weights: Measured, tokens: int, limits: Limits) -> Cell:
     """One product of `weights`, checked and timed."""
-    scheme, (rows, columns) = weights.scheme, weights.shape
+    rows, columns = weights.shape
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, columns, generator=generator).to(weights.device, weights.dtype)
-    pick = picked(weights.arranged[0], tokens, weights.dtype)
-    y, again = weights.product(x, weights.arranged[0]), weights.product(x, weights.arranged[-1])
-    error, dense_error = _errors(weights, x, y)
+    pick = weights.picked(tokens)
+    products = weights.products(x)
+    y, again = products[0](), products[-1]()
+    error, dense_error = weights.errors(x, y)
     times = _times(weights, x, early=pick.name == "cuda")
     moved = weights.nbytes + x.nbytes + y.nbytes
     return Cell(
-        scheme=scheme.name,
-        group_size=scheme.group_size,
+        scheme=weights.name,
+        group_size=weights.group_size,
         out_features=rows,
         in_features=columns,
         tokens=tokens,
@@ -121,20 +164,10 @@ def cell(weights: Weights, tokens: int, limits: Limits) -> Cell:
     )
 
 
-def _errors(weights: Weights, x: Tensor, y: Tensor) -> tuple[float, float]:
-    if not weights.arranged[0].integer:
-        return errors(y, x, None, weights.scheme, weights.stored)
-    codes, token_scale = quantize_tokens(x, weights.stored.tensors.get("input_scale"))
-    return errors(y, codes, token_scale, weights.scheme, weights.stored)
-
-
-def _times(weights: Weights, x: Tensor, early: bool) -> dict[str, Timing]:
-    def packed(pdl: bool) -> list[Callable[[], object]]:
-        return [lambda weight=weight: weights.product(x, weight, pdl) for weight in weights.arranged]
-
-    candidates = {"packed": packed(True)}
+def _times(weights: Measured, x: Tensor, early: bool) -> dict[str, Timing]:
+    candidates: dict[str, list[Call]] = {"packed": [*weights.products(x)]}
     if early:
-        candidates["waiting"] = packed(False)
+        candidates["waiting"] = [*weights.products(x, pdl=False)]
     candidates["dense"] = [lambda dense=dense: functional.linear(x, dense) for dense in weights.dense]
     return interleaved(candidates, weights.device)
 
