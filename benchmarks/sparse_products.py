@@ -36,19 +36,21 @@ def two_of_four_calls(weights: SparseWeights, x: torch.Tensor) -> list[Callable[
     return [partial(functional.linear, x, weight) for weight in kept]
 
 
-def others(weights: SparseWeights, tokens: int, all_routes: bool) -> dict[str, float]:
-    """Microseconds of 2:4 products and, where asked for, of each CUDA kernel; dense ones in turn with them."""
-    x = torch.randn(tokens, weights.shape[1], device=weights.device, dtype=weights.dtype)
-    candidates: dict[str, list[Callable[[], object]]] = {}
+def two_of_four_us(weights: SparseWeights, x: torch.Tensor) -> float:
+    """Microseconds of the product with 2:4 weights; not a number where PyTorch's build or the library cannot."""
+    dense = [lambda dense=dense: functional.linear(x, dense) for dense in weights.dense]
     try:
-        candidates["2:4"] = two_of_four_calls(weights, x)
-        candidates["2:4"][0]()
-    except RuntimeError as error:  # what a build of PyTorch lacks, or tokens that the library refuses
-        print(f"<!-- 2:4 at {tokens} tokens: {str(error).splitlines()[0]} -->")
-        candidates.clear()
-    names = [("decode", MOST_TOKENS), ("batch", MOST_BATCH), ("dense", 1 << 30)] if all_routes else []
-    for name, most in names:
-        if tokens <= most:
+        return interleaved({"2:4": two_of_four_calls(weights, x), "dense": dense}, weights.device)["2:4"].us
+    except RuntimeError as error:
+        print(f"<!-- 2:4 at {x.shape[0]} tokens: {str(error).splitlines()[0]} -->")
+        return float("nan")
+
+
+def every_kernel_us(weights: SparseWeights, x: torch.Tensor) -> dict[str, float]:
+    """Microseconds of each CUDA kernel that takes so many tokens, and of the dense product in turn with them."""
+    candidates: dict[str, list[Callable[[], object]]] = {}
+    for name, most in (("decode", MOST_TOKENS), ("batch", MOST_BATCH), ("dense", x.shape[0])):
+        if x.shape[0] <= most:
             candidates[name] = [*weights.products(x, route=name)]
     candidates["cuBLAS"] = [lambda dense=dense: functional.linear(x, dense) for dense in weights.dense]
     return {name: timing.us for name, timing in interleaved(candidates, weights.device).items()}
@@ -81,13 +83,15 @@ def main(
             print(f"<!-- {size} {mask}: packed and copied in {took:.1f} s, {cut} -->")
             each = weights.nbytes / weights.dense[0].numel()
             for count in tokens:
-                row, more = cell(weights, count, can), others(weights, count, routes)
+                row = cell(weights, count, can)
+                x = torch.randn(count, weights.shape[1], device=place, dtype=weights.dtype)
+                two_of_four, more = two_of_four_us(weights, x), every_kernel_us(weights, x) if routes else {}
                 waiting = row.without_early_start_us or row.us
-                rest = ", ".join(f"{name} {us:.1f}" for name, us in more.items() if name != "2:4")
+                rest = ", ".join(f"{name} {us:.1f}" for name, us in more.items())
                 print(
                     f"| {mask} | {size} | {each:.4f} | {count} | {row.kernel} | {row.us:.1f} | {waiting:.1f} "
                     f"| {row.dense_us:.1f} | {row.speedup:.2f} | {row.dense_us / waiting:.2f} | {row.floor_us:.1f} "
-                    f"| {more.get('2:4', float('nan')):.1f} | {row.error / row.dense_error:.2f}"
+                    f"| {two_of_four:.1f} | {row.error / row.dense_error:.2f}"
                     f"{'' if row.passed else ' WRONG'} | {rest} |",
                     flush=True,
                 )
