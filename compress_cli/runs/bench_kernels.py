@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,8 +25,9 @@ from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.packed import Stored, arranged
 from ...kernels.lowbit.product import picked, product
 from ...kernels.reference import decode_rows
+from ...kernels.registry import Pick
 from .kernel_check import MOST, errors
-from .timing import Limits, Timing, copies, interleaved
+from .timing import Call, Limits, Timing, copies, interleaved
 
 Kind = tuple[Scheme, tuple[int, int]]
 """A scheme, and the (out, in) of a weight."""
@@ -62,11 +64,36 @@ class Cell:
         return self.repeats and self.error <= MOST * self.dense_error
 
 
+class Measured(Protocol):
+    """Copies of one random weight of `nbytes`: `arranged`, in the layout of its kernels, and `dense`."""
+
+    name: str
+    group_size: int | None
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+    nbytes: int
+    dense: list[Tensor]
+
+    def products(self, x: Tensor, pdl: bool = True) -> list[Callable[[], Tensor]]:
+        """What a packed linear computes for `x`, a call for every copy."""
+        ...
+
+    def picked(self, tokens: int) -> Pick:
+        """The implementation that runs these calls."""
+        ...
+
+    def errors(self, x: Tensor, y: Tensor) -> tuple[float, float]:
+        """Relative errors against float64, of `y` and of the dense product."""
+        ...
+
+
 class Weights:
-    """Copies of one random weight in the layout of the kernels, and dense."""
+    """Copies of one random weight of integer codes."""
 
     def __init__(self, scheme: Scheme, shape: tuple[int, int], device: torch.device, dtype: torch.dtype) -> None:
         self.scheme, self.shape, self.dtype, self.device = scheme, shape, dtype, device
+        self.name, self.group_size = scheme.name, scheme.group_size
         self.stored = Stored(random_weight(scheme, shape, dtype, device), shape)
         first = arranged(scheme, [self.stored], dtype)
         self.nbytes = sum(tensor.nbytes for tensor in first.tensors if tensor is not None)
@@ -85,6 +112,18 @@ class Weights:
         """`x` as the product takes it, and scales of its tokens where it is quantised."""
         return inputs(x, self.arranged[0], self.scheme.activation, stored_input_scale(self.stored.tensors))
 
+    def products(self, x: Tensor, pdl: bool = True) -> list[Callable[[], Tensor]]:
+        """`product` of `x` with every copy."""
+        return [lambda weight=weight: self.product(x, weight, pdl) for weight in self.arranged]
+
+    def picked(self, tokens: int) -> Pick:
+        """The implementation that `product` runs."""
+        return picked(self.arranged[0], tokens, self.dtype)
+
+    def errors(self, x: Tensor, y: Tensor) -> tuple[float, float]:
+        """Relative errors against float64, of `y` and of the dense product."""
+        return errors(y, *self.inputs(x), self.scheme, self.stored)
+
 
 def bench_kernels(
     kinds: Sequence[Kind], tokens: Sequence[int], device: torch.device, limits: Limits, track: Track
@@ -96,19 +135,20 @@ def bench_kernels(
             yield cell(weights, count, limits)
 
 
-def cell(weights: Weights, tokens: int, limits: Limits) -> Cell:
+def cell(weights: Measured, tokens: int, limits: Limits) -> Cell:
     """One product of `weights`, checked and timed."""
-    scheme, (rows, columns) = weights.scheme, weights.shape
+    rows, columns = weights.shape
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(tokens, columns, generator=generator).to(weights.device, weights.dtype)
-    pick = picked(weights.arranged[0], tokens, weights.dtype)
-    y, again = weights.product(x, weights.arranged[0]), weights.product(x, weights.arranged[-1])
-    error, dense_error = errors(y, *weights.inputs(x), scheme, weights.stored)
+    pick = weights.picked(tokens)
+    products = weights.products(x)
+    y, again = products[0](), products[-1]()
+    error, dense_error = weights.errors(x, y)
     times = _times(weights, x, early=pick.name == "cuda")
     moved = weights.nbytes + x.nbytes + y.nbytes
     return Cell(
-        scheme=scheme.name,
-        group_size=scheme.group_size,
+        scheme=weights.name,
+        group_size=weights.group_size,
         out_features=rows,
         in_features=columns,
         tokens=tokens,
@@ -125,13 +165,10 @@ def cell(weights: Weights, tokens: int, limits: Limits) -> Cell:
     )
 
 
-def _times(weights: Weights, x: Tensor, early: bool) -> dict[str, Timing]:
-    def packed(pdl: bool) -> list[Callable[[], object]]:
-        return [lambda weight=weight: weights.product(x, weight, pdl) for weight in weights.arranged]
-
-    candidates = {"packed": packed(True)}
+def _times(weights: Measured, x: Tensor, early: bool) -> dict[str, Timing]:
+    candidates: dict[str, list[Call]] = {"packed": [*weights.products(x)]}
     if early:
-        candidates["waiting"] = packed(False)
+        candidates["waiting"] = [*weights.products(x, pdl=False)]
     candidates["dense"] = [lambda dense=dense: functional.linear(x, dense) for dense in weights.dense]
     return interleaved(candidates, weights.device)
 

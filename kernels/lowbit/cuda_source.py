@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ..cuda import driver, nvrtc
+from ..cuda.source import DEVICE, loaded, wgmma
 from .layout import Arranged
 
 _FOLDER = Path(__file__).parent
@@ -86,19 +86,13 @@ def kernel(name: str, macros: Mapping[str, int], shared_bytes: int) -> driver.Ke
 
     Raises nvrtc.CompileError, and RuntimeError where the driver or NVRTC is missing.
     """
-    return _kernel(name, tuple(sorted(macros.items())), shared_bytes, torch.cuda.current_device())
-
-
-@cache
-def _kernel(name: str, macros: tuple[tuple[str, int], ...], shared_bytes: int, device: int) -> driver.Kernel:
-    major, minor = torch.cuda.get_device_capability(device)
-    return driver.Kernel(cubin(name, dict(macros), f"sm_{major}{minor}a"), name, shared_bytes)
+    return loaded(cubin, name, tuple(sorted(macros.items())), shared_bytes, torch.cuda.current_device())
 
 
 def cubin(name: str, macros: Mapping[str, int], arch: str) -> bytes:
     """Machine code of the kernel `name` under `macros`; needs NVRTC, no GPU."""
     special = wgmma(*_instruction(macros)) if name == "gemm" else (_FOLDER / "decode_tile.cuh").read_text()
-    parts = [(_FOLDER / "common.cuh").read_text(), special, (_FOLDER / f"{name}.cu").read_text()]
+    parts = [DEVICE, (_FOLDER / "common.cuh").read_text(), special, (_FOLDER / f"{name}.cu").read_text()]
     return nvrtc.compile_cubin("\n".join(parts), macros, arch)
 
 
@@ -108,21 +102,3 @@ def _instruction(macros: Mapping[str, int]) -> tuple[int, str]:
     columns = tokens // 2 if macros["EXACT"] and tokens > 128 else tokens
     narrow, wide = ("e4m3" if macros["FLOATING"] else "s8"), ("f16" if macros["HALF"] else "bf16")
     return columns, narrow if macros["NARROW"] else wide
-
-
-def wgmma(columns: int, kind: str) -> str:
-    """The device function `wgmma` for 64 x `columns` sums, A in registers: the instruction names every register."""
-    count = columns // 2
-    inputs = 32 if kind in ("s8", "e4m3") else 16
-    shape = f"k{inputs}.{'s32' if kind == 's8' else 'f32'}.{kind}.{kind}"
-    signs = {"s8": "", "e4m3": ", 1, 1"}.get(kind, ", 1, 1, 0")  # of A and B; then whether B is transposed
-    sums = ", ".join(f"%{i}" for i in range(count))
-    a = ", ".join(f"%{count + i}" for i in range(4))
-    held = ", ".join(f'"+{"r" if kind == "s8" else "f"}"(d[{i}])' for i in range(count))
-    operation = f"wgmma.mma_async.sync.aligned.m64n{columns}{shape}"
-    return (
-        "DEVICE void wgmma(Sum* d, const u32* a, u64 b, bool add) {\n"
-        f'  asm volatile("{{.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n'
-        f'{operation} {{{sums}}}, {{{a}}}, %{count + 4}, p{signs};}}"\n'
-        f'    : {held} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));\n}}\n'
-    )

@@ -42,15 +42,6 @@ DEVICE Item take(u32 slot, int tile, int lane) {
   return item;
 }
 
-// c[16 rows, 8 tokens] += a[16 rows, 16 inputs] b[16 inputs, 8 tokens], in a lane's shares
-DEVICE void mma(float* c, const u32* a, u32 b0, u32 b1) {
-#define MMA(TYPES) asm volatile("mma.sync.aligned.m16n8k16.row.col." TYPES " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
-    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-  if constexpr (HALF) MMA("f32.f16.f16.f32");
-  else MMA("f32.bf16.bf16.f32");
-#undef MMA
-}
-
 DEVICE u32 raw_pair(u32 w, int i) {
   if constexpr (BITS == 8) return signed_pair(w, i);
   if constexpr (HALF) return take<0x03C003C0u, 0x4C004C00u>(i == 0 ? w << 6 : i == 1 ? w << 2 : i == 2 ? w >> 2 : w >> 6);

@@ -7,15 +7,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ...formats.errors import InputError
+from ..cuda.arrivals import arrivals
 from ..registry import Pick, Problem, pick
 from .configs import configuration
 from .cuda_decode import DecodeConfig, decode
 from .cuda_gemm import GemmConfig, gemm
 from .layout import Arranged, dequantize, unfactored
-
-_MOST_STREAMS, _COUNTERS = 64, 4096
-_ARRIVALS: dict[torch.device, Tensor] = {}
-_STREAMS: dict[torch.device, dict[int, int]] = {}
 
 
 def problem(weight: Arranged, tokens: int, dtype: torch.dtype) -> Problem:
@@ -96,28 +93,3 @@ def run(
         return
     counters = config.counters(weight, x.shape[0])
     gemm(x, weight, y, config, bias, token_scale, arrivals(x.device, counters) if counters else None, pdl)
-
-
-def arrivals(device: torch.device, count: int) -> Tensor:
-    """Counters for tiles that are made in parts: zero, and left at zero by every kernel that uses them.
-
-    Kernels of one stream follow each other and share theirs; those of two streams would meet in the same counters.
-    """
-    stream = torch.cuda.current_stream(device).cuda_stream
-    streams = _STREAMS.setdefault(device, {})
-    row = streams.setdefault(stream, len(streams))
-    if (
-        count > _COUNTERS
-        or row >= _MOST_STREAMS
-        or (device not in _ARRIVALS and torch.cuda.is_current_stream_capturing())
-    ):
-        return torch.zeros(count, dtype=torch.int32, device=device)
-    return prepare(device)[row]
-
-
-def prepare(device: torch.device) -> Tensor:
-    """The counters of all streams of `device`, made at the first call; before a CUDA graph could own them."""
-    if device not in _ARRIVALS:
-        _ARRIVALS[device] = torch.zeros(_MOST_STREAMS, _COUNTERS, dtype=torch.int32, device=device)
-        torch.cuda.synchronize(device)  # they are zero for every stream
-    return _ARRIVALS[device]

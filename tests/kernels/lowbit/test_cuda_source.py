@@ -63,14 +63,6 @@ def test_macros_say_what_a_weight_is(sample) -> None:
     ]
 
 
-@pytest.mark.parametrize("columns", [16, 64, 256])
-def test_the_generated_instruction_names_every_register(columns: int) -> None:
-    text = cuda_source.wgmma(columns, "bf16")
-    assert f"m64n{columns}k16.f32.bf16.bf16" in text
-    assert text.count('"+f"') == columns // 2
-    assert f"%{columns // 2 + 4}, p, 1, 1, 0;" in text
-
-
 class Launches:
     """Stands in for compiled kernels."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from compress_llm.formats.errors import InputError
+from compress_llm.kernels.cuda.arrivals import arrivals
 from compress_llm.kernels.lowbit import configs, cuda_decode, cuda_gemm, product, triton_gemm, triton_narrow
 from compress_llm.kernels.lowbit.cuda_decode import DecodeConfig
 from compress_llm.kernels.lowbit.cuda_gemm import GemmConfig
@@ -148,7 +149,7 @@ def test_gemm_in_parts(sample, error, device, shape) -> None:
     weight = sample(1096, 1088, 4, 64, "int", device=device)
     x, y = torch.randn(100, 1088, device=device).half(), torch.empty(100, 1096, device=device).half()
     config = GemmConfig(tokens=64, **shape)
-    counters = product.arrivals(device, max(1, config.counters(weight.arranged, 100)))
+    counters = arrivals(device, max(1, config.counters(weight.arranged, 100)))
     cuda_gemm.gemm(x, weight.arranged, y, config, None, None, counters, False)
     assert error(y, x.double().cpu() @ weight.exact.T) < 2e-3
     assert counters.count_nonzero() == 0
