@@ -39,7 +39,8 @@ def misfit(scheme: Scheme) -> str | None:
         return f"no layout for {scheme.grid.name}"
     if scheme.group_size is None:
         return None
-    if scheme.scale_grid is None or layout.FLOAT_GROUPS.get(scheme.scale_grid.dtype) != scheme.group_size:
+    stored = None if scheme.scale_grid is None else scheme.scale_grid.dtype
+    if stored is None or layout.FLOAT_GROUPS.get(stored) != scheme.group_size:
         return f"no layout for {scheme.grid.name} with scales of {scheme.group_size} inputs like these"
     return None
 
