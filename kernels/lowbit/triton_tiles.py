@@ -6,7 +6,7 @@ for, so `PTX` selects inline assembly; without it plain operations say the same,
 """
 
 # What Triton compiles means other things than it says as Python.
-# pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def integer_scaled(q, scales_ptr, zeros_ptr, lane, high, NG: tl.constexpr, ZERO:
 
 
 @triton.jit
-def spread(values, NG: tl.constexpr):
-    """[rows, NG] to [rows, 128]: each of a row's groups repeated over its inputs."""
+def spread(values, NG: tl.constexpr, INPUTS: tl.constexpr = 128):
+    """[rows, NG] to [rows, INPUTS]: each of a row's groups repeated over its inputs."""
     rows: tl.constexpr = values.shape[0]
-    return tl.reshape(tl.broadcast_to(values[:, :, None], (rows, NG, 128 // NG)), (rows, 128))
+    return tl.reshape(tl.broadcast_to(values[:, :, None], (rows, NG, INPUTS // NG)), (rows, INPUTS))
