@@ -84,12 +84,15 @@ class GlobalScales:
     def of(scheme: Scheme, rule: str, scale_dtype: torch.dtype, peak: Tensor) -> GlobalScales:
         """For weights whose largest magnitude is `peak` (float32, one number).
 
-        Rules that may raise a scale leave them room to be raised into.
+        The plain rule uses the whole range of E4M3, as other tools do. The others leave scales room to be raised into,
+        and take a power of two, under which every weight is exact in bfloat16.
         """
-        widest = _WIDE if rule == "minmax" else _NARROW
-        whole = (widest * scheme.grid.highest / peak.double()).clamp(max=_MOST_GLOBAL).float()
+        plain = rule == "minmax"
+        whole = ((_WIDE if plain else _NARROW) * scheme.grid.highest / peak.double()).clamp(max=_MOST_GLOBAL).float()
         whole = torch.where(peak > 0, whole, torch.ones_like(whole))
-        if scale_dtype == torch.bfloat16:  # compressed-tensors divides in the dtype of the weight
+        if not plain:
+            whole = torch.ldexp(torch.ones_like(whole), torch.frexp(whole).exponent - 1)
+        elif scale_dtype == torch.bfloat16:  # compressed-tensors divides in the dtype of the weight
             whole = whole.bfloat16().float()
         return GlobalScales(scheme, rule, scale_dtype, whole.reshape(1))
 
