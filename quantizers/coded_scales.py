@@ -109,7 +109,7 @@ class GlobalScales:
         middle = self._nearest(even).scale.to(torch.int16)
         for offset in _NEAR_CODES:
             if offset:
-                yield self._params((middle + offset).clamp_(1, E4M3.top).to(torch.int8))
+                yield self._params((middle + offset).clamp_(0, E4M3.top).to(torch.int8))
 
     def refit(self, step: Tensor, like: QParams) -> QParams:
         """The scales nearest to `step` (float32 [rows, groups])."""
@@ -117,15 +117,16 @@ class GlobalScales:
         return self._nearest(step)
 
     def _even(self, low: Tensor, high: Tensor) -> Tensor:
-        most = torch.finfo(self.scale_dtype).max / self.scheme.grid.highest
         peak = torch.maximum(high, -low).to(self.scale_dtype)
-        return (peak / self.scheme.grid.reach).float().clamp_(max=most * (1 - 2**-4))
+        return (peak / self.scheme.grid.reach).float()
 
     def _nearest(self, step: Tensor) -> QParams:
-        return self._params(E4M3.encode(step * self.global_scale).clamp_(min=1))
+        return self._params(E4M3.encode(step * self.global_scale))
 
     def _params(self, codes: Tensor) -> QParams:
-        return QParams(codes, grid=E4M3, global_scale=self.global_scale)
+        limit = torch.finfo(self.scale_dtype).max / self.scheme.grid.highest  # no code may decode to infinity
+        most = E4M3.encode(self.global_scale * (limit * (1 - 2**-4)))
+        return QParams(codes.clamp_(min=1).clamp_(max=most), grid=E4M3, global_scale=self.global_scale)
 
 
 def own_rules(grid: ScaleGrid | None) -> tuple[str, ...]:

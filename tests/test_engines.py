@@ -40,7 +40,9 @@ WEIGHT_ONLY = {
 @pytest.fixture(scope="session")
 def blocks(save_model: Callable[..., Path]) -> Path:
     """A model whose linears every block divides."""
-    return save_model("Llama", hidden_size=128, intermediate_size=256, head_dim=32, tie_word_embeddings=False)
+    return save_model(
+        "Llama", hidden_size=128, intermediate_size=256, head_dim=32, num_key_value_heads=4, tie_word_embeddings=False
+    )
 
 
 def ours_dense(model: torch.nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

@@ -165,6 +165,7 @@ def test_every_rule_is_for_some_scheme_and_defaults_are_the_schemes_own() -> Non
     assert resolve("default", W4) == "minmax"
     assert resolve("default", SCHEMES["MXFP4"]) == "mse"
     assert resolve("max", SCHEMES["NVFP4"]) == "minmax"
+    assert resolve("local-hessian", SCHEMES["FP8"]) == "minmax"  # the scale is that of fused weights too
 
 
 @pytest.mark.parametrize("name", ["FP8_BLOCK", "W8A8_BLOCK"])
