@@ -87,6 +87,7 @@ def test_under_one_global_scale_each_rule_loses_no_more_than_the_simpler_one(see
 def test_the_sweep_finds_what_trying_every_positive_code_finds(seed, tails) -> None:
     w = weight(2, 64, seed, tails)
     found = choose(w, NVFP4, "mse", torch.bfloat16)
+    assert found.global_scale is not None
     every = []
     for code in range(1, E4M3.top + 1):
         scale = torch.full_like(found.scale, code)

@@ -74,7 +74,9 @@ def test_same_bytes_again_and_what_the_plan_promised(name: str, tiny_llama: Path
 def test_what_engines_fuse_shares_the_scale_of_its_tensors(
     scheme: str, suffix: str, method: str, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    report = quantize(str(tiny_llama), tmp_path / "out", Recipe(scheme=scheme, method=method, scale_rule="max", **SMALL_RUN))
+    report = quantize(
+        str(tiny_llama), tmp_path / "out", Recipe(scheme=scheme, method=method, scale_rule="max", **SMALL_RUN)
+    )
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     for block in (0, 1):
         for part, names in (("self_attn", "qkv"), ("mlp", ("gate", "up"))):
