@@ -71,6 +71,27 @@ def test_the_generated_instruction_names_every_register(columns: int) -> None:
     assert f"%{columns // 2 + 4}, p, 1, 1, 0;" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "types", "rest"), [("s8", "s32.s8.s8", "p;}"), ("e4m3", "f32.e4m3.e4m3", "p, 1, 1;}")]
+)
+def test_instructions_of_8_bit_activations(kind: str, types: str, rest: str) -> None:
+    text = cuda_source.wgmma(16, kind)
+    assert f"m64n16k32.{types} " in text
+    assert f"%12, {rest}" in text
+
+
+def test_only_8_bit_floating_point_sums_leave_the_matrix_units(sample, float_sample) -> None:
+    narrow, wide = float_sample("narrow", 128, 256).arranged, float_sample("nvfp4", 128, 256).arranged
+    integer = sample(128, 256, 8, 0, narrow=True).arranged
+    for weight, config, exact in (
+        (narrow, GemmConfig(), 1),
+        (narrow, GemmConfig(exact=0), 0),
+        (wide, GemmConfig(), 0),
+        (integer, GemmConfig(), 0),
+    ):
+        assert cuda_gemm.macros(weight, torch.bfloat16, config)["EXACT"] == exact
+
+
 class Launches:
     """Stands in for compiled kernels."""
 
