@@ -18,7 +18,7 @@ from ..formats.scheme import Scheme
 from .activations import stored_input_scale
 from .lowbit import layout
 from .lowbit.layout import Arranged
-from .lowbit.packed import Stored, arranged, misfit
+from .lowbit.packed import Stored, arranged, microscaled, misfit, pick_for
 from .packed_linear import PackedLinear
 
 PARTS = ("codes", "scales", "zeros", "factors")
@@ -115,7 +115,7 @@ def arrange(model: nn.Module, facts: Architecture, dtype: torch.dtype) -> None:
     for names in list(_groups(model, facts)):
         linears = [model.get_submodule(name) for name in names]
         packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
-        if len(packed) < len(linears) or not all(misfit(linear.scheme) is None for linear in packed):
+        if len(packed) < len(linears) or not all(_fits(linear, dtype) for linear in packed):
             continue
         merged = _merge(packed, dtype)
         if len(names) == 1:
@@ -126,6 +126,15 @@ def arrange(model: nn.Module, facts: Architecture, dtype: torch.dtype) -> None:
             model.set_submodule(name, SharedPart(shared, index, linear.scheme))
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _fits(linear: PackedLinear, dtype: torch.dtype) -> bool:
+    """Whether a linear is to have the layout of kernels, and not to stay as the hardware takes it."""
+    if misfit(linear.scheme) is not None:
+        return False
+    device = linear.tensors["weight_scale"].device
+    shape = (linear.out_features, linear.in_features)
+    return not microscaled(linear.scheme) or pick_for(linear.scheme, shape, 1, dtype, device).name != "scaled"
 
 
 def _groups(model: nn.Module, facts: Architecture) -> Iterator[tuple[str, ...]]:

@@ -1,6 +1,7 @@
 """One door to the product with a packed weight: whatever kernel runs, this is the function that is called.
 
-Here it is the reference: decode some rows, multiply, forget them.
+Here it is the reference (decode some rows, multiply, forget them), or the hardware's own product where that is asked
+for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from ..formats.scheme import Scheme
 from .activations import quantize_activation, stored_input_scale
+from .lowbit.packed import microscaled
 from .reference import decode_rows
 
 DECODED_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
@@ -28,6 +30,11 @@ def matmul(
     `x` [..., in] of any float dtype; weights are decoded to it, and the result [..., out] has it too. `tensors` maps
     suffixes to tensors on the device of `x`.
     """
+    if scheme.activation is not None and microscaled(scheme) and x.is_cuda:
+        from .lowbit.scaled import chosen, product
+
+        if chosen(scheme, shape, x.shape[:-1].numel(), x.dtype, x.device):
+            return product(x, tensors, scheme.activation, bias)
     if scheme.activation is not None:
         x = quantize_activation(x, scheme.activation, stored_input_scale(tensors))
     out_features, in_features = shape

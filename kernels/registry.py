@@ -1,7 +1,8 @@
 """Which implementation of an operation runs, and why not another.
 
 An operation is the product with one kind of packed weight. It has implementations in the order of preference: `cuda`
-(CUDA C++), `triton`, `reference` (plain torch, always last and always able). The first one that can is picked;
+(CUDA C++), `triton`, `scaled` (Triton, microscaled operands as they lie), `reference` (plain torch, always last and
+always able). The first one that can is picked;
 `COMPRESS_KERNEL`, or a name given by the caller, asks for one by name, and then it runs or the call fails: nothing
 falls back silently. The pick and every reason are data, for `compress doctor` and `compress bench`.
 """
@@ -27,7 +28,8 @@ class Problem:
 
     `device` is a torch device type; `capability` the CUDA compute capability, (0, 0) elsewhere; `tokens` rows of the
     input, `out_features` by `in_features` the weight; `dtype` that of the result; `group` inputs that share a scale (0:
-    a row); `narrow` 8-bit activations; `floating` codes (and 8-bit activations) that are floating-point numbers.
+    a row); `narrow` 8-bit activations; `floating` codes (and 8-bit activations) that are floating-point numbers;
+    `microscaled` weights and activations alike whose groups have scales that hardware knows.
     """
 
     device: str
@@ -40,6 +42,7 @@ class Problem:
     group: int
     narrow: bool
     floating: bool = False
+    microscaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,16 @@ def _triton_misfit(problem: Problem) -> str | None:
     return None if find_spec("triton") is not None else "triton is not installed"
 
 
+def _scaled_misfit(problem: Problem) -> str | None:
+    if (reason := _no_cuda(problem) or _wrong_type(problem)) is not None:
+        return reason
+    if not problem.microscaled:
+        return "for microscaled weights and activations"
+    if problem.capability < (10, 0):
+        return "needs compute capability 10.0 or newer"
+    return None if find_spec("triton") is not None else "triton is not installed"
+
+
 def _wrong_type(problem: Problem) -> str | None:
     if problem.dtype not in (torch.float16, torch.bfloat16):
         return f"computes in float16 or bfloat16, not {str(problem.dtype).removeprefix('torch.')}"
@@ -131,5 +144,6 @@ def _always(problem: Problem) -> str | None:
 IMPLEMENTATIONS = (
     Implementation("cuda", _cuda_misfit),
     Implementation("triton", _triton_misfit),
+    Implementation("scaled", _scaled_misfit),
     Implementation("reference", _always),
 )

@@ -39,7 +39,8 @@ def misfit(scheme: Scheme) -> str | None:
         return f"no layout for {scheme.grid.name}"
     if scheme.group_size is None:
         return None
-    if scheme.scale_grid is None or layout.FLOAT_GROUPS.get(scheme.scale_grid.dtype) != scheme.group_size:
+    stored = None if scheme.scale_grid is None else scheme.scale_grid.dtype
+    if stored is None or layout.FLOAT_GROUPS.get(stored) != scheme.group_size:
         return f"no layout for {scheme.grid.name} with scales of {scheme.group_size} inputs like these"
     return None
 
@@ -55,6 +56,14 @@ def narrow(scheme: Scheme) -> bool:
     return inputs.grid == scheme.grid and inputs.group_size is None
 
 
+def microscaled(scheme: Scheme) -> bool:
+    """Whether weights and activations are of one kind, with scales of groups that are codes."""
+    inputs = scheme.activation
+    if inputs is None or scheme.scale_grid is None:
+        return False
+    return (inputs.grid, inputs.group_size, inputs.scale_grid) == (scheme.grid, scheme.group_size, scheme.scale_grid)
+
+
 def pick_for(
     scheme: Scheme,
     shape: tuple[int, int],
@@ -68,9 +77,9 @@ def pick_for(
     Raises InputError where the implementation `asked` for, or named by the environment, cannot.
     """
     if (reason := misfit(scheme)) is not None:
-        return Pick("reference", reason, {"cuda": reason, "triton": reason})
+        return Pick("reference", reason, dict.fromkeys(("cuda", "triton", "scaled"), reason))
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    kind = (scheme.grid.bits, scheme.group_size or 0, narrow(scheme), scheme.grid.name in FLOATING)
+    kind = (scheme.grid.bits, scheme.group_size or 0, narrow(scheme), scheme.grid.name in FLOATING, microscaled(scheme))
     return pick(Problem(device.type, capability, tokens, *shape, dtype, *kind), asked)
 
 

@@ -93,8 +93,10 @@ def _meaning(weight: Arranged, dtype: torch.dtype) -> dict[str, int]:
 def _pointers(weight: Arranged) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Codes, scales, zeros and factors; what a weight has not is never read, and its place is taken by the codes."""
     codes = weight.codes.view(torch.int32 if weight.floating else torch.int16)
-    others = (codes if tensor is None else tensor for tensor in (weight.scales, weight.zeros, weight.factors))
-    return codes, *others
+    scales, zeros, factors = (
+        codes if tensor is None else tensor for tensor in (weight.scales, weight.zeros, weight.factors)
+    )
+    return codes, scales, zeros, factors
 
 
 def _splits(programs: int, blocks: int, device: torch.device) -> int:

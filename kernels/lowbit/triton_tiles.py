@@ -6,7 +6,7 @@ for, so `PTX` selects inline assembly; without it plain operations say the same,
 """
 
 # What Triton compiles means other things than it says as Python.
-# pyright: reportArgumentType=false, reportPossiblyUnboundVariable=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def byte_scales(stored, BITS: tl.constexpr):
     """Bytes of `floats.block_scales` as float32, in the unit of the codes' own values."""
     byte = stored.to(tl.uint32)
     byte = ((byte << 4) | (byte >> 4)) & 255
-    UNIT: tl.constexpr = 29 if BITS == 4 else 23
-    return (((byte >> 3) + (127 - UNIT)) << 23 | (byte & 7) << 20).to(tl.float32, bitcast=True)
+    field = (byte >> 3) + (127 - 29 if BITS == 4 else 127 - 23)
+    return (field << 23 | (byte & 7) << 20).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -168,8 +168,10 @@ def weight_block(
     lane = ((at if GROUPED else part // PARTS) * 8 + first + n // 16) * 8 + n % 8  # its place among those with scales
     high = (n % 16) // 8
     if FLOATING:
-        return floating_scaled(q, scales_ptr, lane, high, BITS, GROUPED, NG).to(tl.float16 if HALF else tl.bfloat16)
-    return integer_scaled(q, scales_ptr, zeros_ptr, lane, high, NG, ZERO)
+        q = floating_scaled(q, scales_ptr, lane, high, BITS, GROUPED, NG).to(tl.float16 if HALF else tl.bfloat16)
+    else:
+        q = integer_scaled(q, scales_ptr, zeros_ptr, lane, high, NG, ZERO)
+    return q
 
 
 @triton.jit
@@ -205,7 +207,7 @@ def integer_scaled(q, scales_ptr, zeros_ptr, lane, high, NG: tl.constexpr, ZERO:
 
 
 @triton.jit
-def spread(values, NG: tl.constexpr):
-    """[rows, NG] to [rows, 128]: each of a row's groups repeated over its inputs."""
+def spread(values, NG: tl.constexpr, INPUTS: tl.constexpr = 128):
+    """[rows, NG] to [rows, INPUTS]: each of a row's groups repeated over its inputs."""
     rows: tl.constexpr = values.shape[0]
-    return tl.reshape(tl.broadcast_to(values[:, :, None], (rows, NG, 128 // NG)), (rows, 128))
+    return tl.reshape(tl.broadcast_to(values[:, :, None], (rows, NG, INPUTS // NG)), (rows, INPUTS))

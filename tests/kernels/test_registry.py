@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -32,6 +34,20 @@ def test_preference_and_reasons() -> None:
     assert pick(problem(columns=4104)).name == "cuda"
     assert pick(problem(columns=4104, narrow=True)).name == "triton"
     assert "float32" in pick(problem(dtype=torch.float32)).others["triton"]
+
+
+def test_8_bit_floating_point_numbers_need_a_gpu_that_multiplies_them() -> None:
+    for capability, name in (((8, 0), "reference"), ((8, 9), "triton"), ((9, 0), "cuda"), ((10, 0), "triton")):
+        assert pick(replace(problem(capability=capability, narrow=True), floating=True)).name == name
+        assert pick(problem(capability=capability, narrow=True)).name in ("triton", "cuda")
+
+
+def test_microscaled_products_run_where_they_are_asked_for() -> None:
+    given = replace(problem(capability=(10, 0)), floating=True, microscaled=True)
+    assert (pick(given).name, pick(given, "scaled").name) == ("triton", "scaled")
+    assert pick(problem(capability=(10, 0))).others["scaled"] == "for microscaled weights and activations"
+    with pytest.raises(InputError, match="needs compute capability 10.0"):
+        pick(replace(given, capability=(9, 0)), "scaled")
 
 
 def test_without_a_compiler_triton_serves(monkeypatch: pytest.MonkeyPatch) -> None:

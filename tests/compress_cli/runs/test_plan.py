@@ -106,3 +106,31 @@ def test_a_dtype_that_cannot_be_quantised_is_refused(save_model: Callable[..., P
 
 def test_defaults_are_the_empty_recipe() -> None:
     assert from_dict({}) == Recipe()
+
+
+@pytest.mark.parametrize("size", [None, "auto"])
+def test_rows_that_blocks_do_not_divide_are_refused(save_model: Callable[..., Path], size: str | None) -> None:
+    model = save_model("Llama", hidden_size=72, head_dim=18, intermediate_size=96)
+    for scheme, width in (("NVFP4A16", 16), ("MXFP4", 32), ("FP8_BLOCK", 128)):
+        with pytest.raises(InputError, match=f"--scheme {scheme}: has blocks of {width}, which do not divide the"):
+            plan_of(model, scheme=scheme, group_size=size)
+    assert plan_of(model, scheme="MXFP4", group_size=None, targets=["*.down_proj"]).quantized
+    with pytest.raises(InputError, match="scheme NVFP4 has groups of 16"):
+        plan_of(model, scheme="NVFP4", group_size=64)
+
+
+def test_blocks_of_rows_end_where_fused_linears_end(save_model: Callable[..., Path]) -> None:
+    model = save_model("Llama", hidden_size=128, intermediate_size=256, head_dim=32)
+    with pytest.raises(InputError, match="blocks of 128 rows, which do not divide the 64 outputs of .*k_proj"):
+        plan_of(model, scheme="FP8_BLOCK", group_size=None)
+    alone = plan_of(model, scheme="FP8_BLOCK", group_size=None, targets=["*.o_proj", "*.down_proj"])
+    assert {layer.outputs[f"{layer.name}.weight_scale"][1] for layer in alone.quantized} == {(1, 1), (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bits"), [("NVFP4A16", 4.5), ("MXFP4A16", 4.25), ("MXFP8", 8.25), ("FP8_DYNAMIC", 8.125)]
+)
+def test_sizes_of_block_formats(save_model: Callable[..., Path], scheme: str, bits: float) -> None:
+    model = save_model("Llama", hidden_size=128, intermediate_size=256, head_dim=32)
+    layer = next(layer for layer in plan_of(model, scheme=scheme, group_size=None).quantized if "q_proj" in layer.name)
+    assert layer.bits_per_weight == pytest.approx(bits, abs=0.003)

@@ -63,6 +63,18 @@ def test_macros_say_what_a_weight_is(sample) -> None:
     ]
 
 
+def test_only_8_bit_floating_point_sums_leave_the_matrix_units(sample, float_sample) -> None:
+    narrow, wide = float_sample("narrow", 128, 256).arranged, float_sample("nvfp4", 128, 256).arranged
+    integer = sample(128, 256, 8, 0, narrow=True).arranged
+    for weight, config, exact in (
+        (narrow, GemmConfig(), 1),
+        (narrow, GemmConfig(exact=0), 0),
+        (wide, GemmConfig(), 0),
+        (integer, GemmConfig(), 0),
+    ):
+        assert cuda_gemm.macros(weight, torch.bfloat16, config)["EXACT"] == exact
+
+
 class Launches:
     """Stands in for compiled kernels."""
 

@@ -89,7 +89,7 @@ def test_products_with_nvfp4_scales_are_exact(half: bool) -> None:
         pattern = scale_pair(byte << shift, which, half) >> (shift % 16 * 2) & 0xFFFF
         times = kind(number(pattern, half))
         for code, value in enumerate(numbers):
-            assert float(value * times) * float(factors) == meaning(code, 4) * scale
+            assert float(np.multiply(value, times)) * float(factors) == meaning(code, 4) * scale
 
 
 @pytest.mark.parametrize("bits", [4, 8])
