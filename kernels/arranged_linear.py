@@ -7,7 +7,7 @@ schemes agree, the first of the linears to be called runs all of them, and the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -19,6 +19,7 @@ from .integer import layout
 from .integer.layout import Arranged
 from .integer.packed import Stored, arranged, misfit
 from .packed_linear import PackedLinear
+from .sparse_linear import fits, merge_sparse
 
 
 class ArrangedLinear(PackedLinear):
@@ -67,7 +68,7 @@ class ArrangedLinear(PackedLinear):
 class Shared(nn.Module):
     """Linears with one input as one product: `linear` has the rows of all, `ends` where each one's rows end."""
 
-    def __init__(self, linear: ArrangedLinear, sizes: Sequence[int]) -> None:
+    def __init__(self, linear: PackedLinear, sizes: Sequence[int]) -> None:
         super().__init__()
         self.linear = linear
         self.ends = tuple(accumulate(sizes))
@@ -112,9 +113,10 @@ def arrange(model: nn.Module, facts: Architecture, dtype: torch.dtype) -> None:
     for names in list(_groups(model, facts)):
         linears = [model.get_submodule(name) for name in names]
         packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
-        if len(packed) < len(linears) or not all(misfit(linear.scheme) is None for linear in packed):
+        merge = _merge_for(packed[0].scheme) if len(packed) == len(linears) else None
+        if merge is None:
             continue
-        merged = _merge(packed, dtype)
+        merged = merge(packed, dtype)
         if len(names) == 1:
             model.set_submodule(names[0], merged)
             continue
@@ -123,6 +125,13 @@ def arrange(model: nn.Module, facts: Architecture, dtype: torch.dtype) -> None:
             model.set_submodule(name, SharedPart(shared, index, linear.scheme))
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _merge_for(scheme: Scheme) -> Callable[[Sequence[PackedLinear], torch.dtype], PackedLinear] | None:
+    """What brings linears of `scheme` into the layout of a kernel as one; None where there is no layout."""
+    if fits(scheme):
+        return merge_sparse
+    return _merge if misfit(scheme) is None else None
 
 
 def _groups(model: nn.Module, facts: Architecture) -> Iterator[tuple[str, ...]]:
