@@ -80,4 +80,4 @@ def random_weight(
         score = weight.abs() * torch.randn(shape[1], device=device, generator=generator).exp()
         least = score.kthvalue(shape[1] - round(kept * shape[1]), dim=1, keepdim=True).values
         left = score > least
-    return (weight * 0.02 * left).to(dtype)
+    return (weight * 0.02).to(dtype).masked_fill_(~left, 0)  # no -0, which is a number that is stored
