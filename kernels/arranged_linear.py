@@ -7,7 +7,7 @@ schemes agree, the first of the linears to be called runs all of them, and the o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -20,6 +20,7 @@ from .lowbit import layout
 from .lowbit.layout import Arranged
 from .lowbit.packed import Stored, arranged, microscaled, misfit, pick_for
 from .packed_linear import PackedLinear
+from .sparse_linear import fits, merge_sparse
 
 PARTS = ("codes", "scales", "zeros", "factors")
 """Of a weight in fragment order, in the order of `Arranged.tensors`."""
@@ -70,7 +71,7 @@ class ArrangedLinear(PackedLinear):
 class Shared(nn.Module):
     """Linears with one input as one product: `linear` has the rows of all, `ends` where each one's rows end."""
 
-    def __init__(self, linear: ArrangedLinear, sizes: Sequence[int]) -> None:
+    def __init__(self, linear: PackedLinear, sizes: Sequence[int]) -> None:
         super().__init__()
         self.linear = linear
         self.ends = tuple(accumulate(sizes))
@@ -115,9 +116,10 @@ def arrange(model: nn.Module, facts: Architecture, dtype: torch.dtype) -> None:
     for names in list(_groups(model, facts)):
         linears = [model.get_submodule(name) for name in names]
         packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
-        if len(packed) < len(linears) or not all(_fits(linear, dtype) for linear in packed):
+        merge = _merge_for(packed, dtype) if len(packed) == len(linears) else None
+        if merge is None:
             continue
-        merged = _merge(packed, dtype)
+        merged = merge(packed, dtype)
         if len(names) == 1:
             model.set_submodule(names[0], merged)
             continue
@@ -126,6 +128,15 @@ def arrange(model: nn.Module, facts: Architecture, dtype: torch.dtype) -> None:
             model.set_submodule(name, SharedPart(shared, index, linear.scheme))
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _merge_for(
+    linears: Sequence[PackedLinear], dtype: torch.dtype
+) -> Callable[[Sequence[PackedLinear], torch.dtype], PackedLinear] | None:
+    """What brings linears of one scheme into the layout of a kernel as one; None where they stay as they are."""
+    if fits(linears[0].scheme):
+        return merge_sparse
+    return _merge if all(_fits(linear, dtype) for linear in linears) else None
 
 
 def _fits(linear: PackedLinear, dtype: torch.dtype) -> bool:

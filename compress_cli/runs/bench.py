@@ -20,6 +20,7 @@ from ...formats.errors import InputError
 from ...formats.progress import Track, silent
 from ...formats.scheme import scheme
 from ...kernels.lowbit.packed import misfit
+from ...kernels.sparse_linear import fits
 from .bench_decode import Decoding, bench_decoding
 from .bench_kernels import Cell, Kind, bench_kernels
 from .device import pick_device
@@ -112,7 +113,7 @@ def kinds_of(checkpoint: Checkpoint) -> list[Kind]:
         together = tuple(stem + inner for inner in facts.fused_with(where[1])) if where else (name,)
         if len(together) > 1 and all(said.get(other) == row for other in together):
             out_features = sum(packed_linear(checkpoint, other, row).shape[0] for other in together)
-        if misfit(row) is None:
+        if misfit(row) is None or fits(row):
             found[row, (out_features, in_features)] = None
     if not found:
         raise InputError(str(checkpoint.directory), "has no packed linears to measure", "name an output of quantize")

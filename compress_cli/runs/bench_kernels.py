@@ -26,6 +26,8 @@ from ...kernels.lowbit.packed import Stored, arranged
 from ...kernels.lowbit.product import picked, product
 from ...kernels.reference import decode_rows
 from ...kernels.registry import Pick
+from ...kernels.sparse_linear import fits
+from .bench_sparse import SparseWeights
 from .kernel_check import MOST, errors
 from .timing import Call, Limits, Timing, copies, interleaved
 
@@ -130,7 +132,10 @@ def bench_kernels(
 ) -> Iterator[Cell]:
     """A cell for every kind and number of tokens. Raises InputError for a kernel asked for that cannot run."""
     for scheme, shape in track(kinds, "measuring kernels", len(kinds)):
-        weights = Weights(scheme, shape, device, torch.bfloat16)
+        if fits(scheme):
+            weights = SparseWeights(shape, device, torch.bfloat16, name=scheme.name)
+        else:
+            weights = Weights(scheme, shape, device, torch.bfloat16)
         for count in tokens:
             yield cell(weights, count, limits)
 

@@ -24,10 +24,16 @@ class SparseWeights:
     group_size: int | None = None
 
     def __init__(
-        self, shape: tuple[int, int], device: torch.device, dtype: torch.dtype, mask: Mask = "iid", kept: float = 0.5
+        self,
+        shape: tuple[int, int],
+        device: torch.device,
+        dtype: torch.dtype,
+        mask: Mask = "iid",
+        kept: float = 0.5,
+        name: str | None = None,
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
-        self.name = f"{kept:.0%} {mask}"
+        self.name = name or f"{kept:.0%} {mask}"
         self.weight = random_weight(shape, device, dtype, mask, kept)
         first = arrange(self.weight)
         self.nbytes = first.nbytes
@@ -74,4 +80,4 @@ def random_weight(
         score = weight.abs() * torch.randn(shape[1], device=device, generator=generator).exp()
         least = score.kthvalue(shape[1] - round(kept * shape[1]), dim=1, keepdim=True).values
         left = score > least
-    return (weight * 0.02 * left).to(dtype)
+    return (weight * 0.02).to(dtype).masked_fill_(~left, 0)  # no -0, which is a number that is stored

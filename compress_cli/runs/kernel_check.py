@@ -19,6 +19,9 @@ from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.packed import Stored, arranged, misfit
 from ...kernels.lowbit.product import picked, product
 from ...kernels.reference import decode_rows
+from ...kernels.sparse import layout as sparse
+from ...kernels.sparse import product as sparse_product
+from ...kernels.sparse_linear import ROWS_AT_ONCE, fits
 from .checks import Check, check
 from .stored import Packed, rows_at_a_time
 
@@ -42,12 +45,13 @@ class KernelChecks:
         Raises InputError where the environment asks for a kernel that cannot run.
         """
         kind = (linear.scheme, linear.shape)
-        if kind in self.seen or misfit(linear.scheme) is not None:
+        if kind in self.seen or (misfit(linear.scheme) is not None and not fits(linear.scheme)):
             return
         self.seen.add(kind)
         moved = {suffix: tensor.to(self.device) for suffix, tensor in tensors.items()}
+        fault_of = _sparse_fault if fits(linear.scheme) else _fault
         for tokens in TOKENS:
-            name, fault = _fault(linear.scheme, Stored(moved, linear.shape), tokens, self.device)
+            name, fault = fault_of(linear.scheme, Stored(moved, linear.shape), tokens, self.device)
             self.names.add(name)
             if fault is not None:
                 self.faults.append(f"'{linear.name}' times {tokens} tokens by {name}: {fault}")
@@ -69,10 +73,27 @@ def _fault(scheme: Scheme, stored: Stored, tokens: int, device: torch.device) ->
     y = product(given, weight, None, token_scale, dtype)
     if not torch.equal(y, product(given, weight, None, token_scale, dtype)):
         return name, "two runs differ"
-    error, allowed = errors(y, given, token_scale, scheme, stored)
-    if error <= MOST * allowed:
-        return name, None
-    return name, f"an error of {error:.2e}, where a dense product has {allowed:.2e}"
+    return name, _judged(y, given, token_scale, scheme, stored)
+
+
+def _sparse_fault(scheme: Scheme, stored: Stored, tokens: int, device: torch.device) -> tuple[str, str | None]:
+    """`_fault` of a weight whose values are stored as they are."""
+    rows = (
+        decode_rows(stored.tensors, scheme, stored.shape, start, min(start + ROWS_AT_ONCE, stored.shape[0]))
+        for start in range(0, stored.shape[0], ROWS_AT_ONCE)
+    )
+    weight = sparse.arranged(rows, stored.shape, torch.bfloat16, device)
+    x = torch.randn(tokens, stored.shape[1], generator=torch.Generator().manual_seed(SEED)).to(device, torch.bfloat16)
+    y = sparse_product.product(x, weight)
+    name = sparse_product.picked(weight, tokens, y.dtype).name
+    if not torch.equal(y, sparse_product.product(x, weight)):
+        return name, "two runs differ"
+    return name, _judged(y, x, None, scheme, stored)
+
+
+def _judged(y: Tensor, x: Tensor, token_scale: Tensor | None, scheme: Scheme, stored: Stored) -> str | None:
+    error, allowed = errors(y, x, token_scale, scheme, stored)
+    return None if error <= MOST * allowed else f"an error of {error:.2e}, where a dense product has {allowed:.2e}"
 
 
 def errors(y: Tensor, x: Tensor, token_scale: Tensor | None, scheme: Scheme, stored: Stored) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from ...kernels.lowbit.cuda_decode import DecodeConfig
 from ...kernels.lowbit.cuda_gemm import GemmConfig
 from ...kernels.lowbit.layout import Arranged
 from ...kernels.lowbit.product import picked, run
+from ...kernels.sparse_linear import fits
 from .bench_kernels import Kind, Weights
 from .kernel_check import MOST, errors
 from .timing import Call, interleaved
@@ -43,11 +44,12 @@ class Tuned:
 
 
 def tune(kinds: Sequence[Kind], tokens: Sequence[int], device: torch.device, track: Track) -> Iterator[Tuned]:
-    """Search for every kind and number of tokens, and keep what is found.
+    """Search for every kind and number of tokens, and keep what is found; sparse kernels have nothing to search.
 
     Raises InputError where the CUDA kernels cannot run.
     """
-    for scheme, shape in track(kinds, "searching configurations", len(kinds)):
+    searched = [kind for kind in kinds if not fits(kind[0])]
+    for scheme, shape in track(searched, "searching configurations", len(searched)):
         weights = Weights(scheme, shape, device, torch.bfloat16)
         for count in tokens:
             picked(weights.arranged[0], count, weights.dtype, asked="cuda")  # raises where it cannot run

@@ -21,7 +21,7 @@ Rows, inputs and streams are padded with unmarked weights. Kernels read a little
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,13 +67,15 @@ class Bitmap:
 
     def clone(self) -> Bitmap:
         """A copy with memory of its own."""
-        copies = (tensor.clone() for tensor in (self.masks, self.values, self.starts, self.table))
-        return Bitmap(*copies, self.cut, self.head, self.out_features, self.in_features)
+        return self._each(lambda tensor: tensor.clone())
 
     def to(self, device: torch.device | str) -> Bitmap:
         """The same weight on another device."""
-        masks, values = self.masks.to(device), self.values.to(device)
-        return replace(self, masks=masks, values=values, starts=self.starts.to(device), table=self.table.to(device))
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Bitmap:
+        masks, values = change(self.masks), change(self.values)
+        return replace(self, masks=masks, values=values, starts=change(self.starts), table=change(self.table))
 
 
 def arrange(weight: Tensor, mask: Tensor | None = None, cut: Geometry | None = None) -> Bitmap:

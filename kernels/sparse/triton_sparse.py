@@ -6,7 +6,7 @@ by side are added in order.
 """
 
 # What Triton compiles means other things than it says as Python.
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
 

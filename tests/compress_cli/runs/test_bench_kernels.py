@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -57,3 +59,10 @@ def test_random_weights_use_the_whole_grid(name: str) -> None:
     rounded = packing(row).unpack(random_weight(row, (64, 256), torch.bfloat16, CPU), row, (64, 256))
     values = row.grid.decode(rounded.codes)
     assert (float(values.min()), float(values.max())) == (row.grid.lowest, row.grid.highest)
+
+
+def test_a_cell_of_a_sparse_scheme(fixed_times: list) -> None:
+    row = replace(scheme("W8A16"), packing="compress-bitmap")
+    (cell,) = bench_kernels.bench_kernels([(row, (72, 128))], (1,), CPU, CAN, silent)
+    assert cell.passed
+    assert (cell.scheme, cell.group_size, cell.kernel) == ("W8A16", None, "reference")

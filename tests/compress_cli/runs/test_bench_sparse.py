@@ -23,6 +23,7 @@ def test_a_cell_of_a_sparse_weight(mask) -> None:
 
 def test_what_the_masks_keep() -> None:
     iid, wanda = (bench_sparse.random_weight((64, 256), CPU, torch.bfloat16, mask, 0.3) for mask in ("iid", "wanda"))
+    assert all(bool((weight.view(torch.int16) != -(2**15)).all()) for weight in (iid, wanda))
     assert abs(float((iid != 0).float().mean()) - 0.3) < 0.02
     assert set((wanda != 0).sum(1).tolist()) == {round(0.3 * 256)}
     by_column = [(weight != 0).float().mean(0).std() for weight in (iid, wanda)]

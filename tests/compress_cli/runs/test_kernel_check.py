@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -47,3 +49,17 @@ def test_results_that_change_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_layout_there_is_nothing_to_run() -> None:
     assert look("W4A16", group=16).result().detail == "0 shapes on cpu: nothing to run"
+
+
+@pytest.mark.parametrize("wrong", [1.0, 1.01])
+def test_sparse_weights_are_looked_at_too(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(scheme("W8A16"), packing="compress-bitmap")
+    weight = torch.randn(72, 96).bfloat16() * (torch.rand(72, 96) < 0.5)
+    monkeypatch.setattr(
+        kernel_check, "decode_rows", lambda tensors, row, shape, start, stop: weight[start:stop].float()
+    )
+    right = kernel_check.sparse_product.product
+    monkeypatch.setattr(kernel_check.sparse_product, "product", lambda *given: right(*given) * wrong)
+    checks = KernelChecks(CPU)
+    checks.look(Packed("linear", row, (72, 96), {}), {"weight": weight})
+    assert checks.result().passed == (wrong == 1.0), checks.result().detail
