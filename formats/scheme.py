@@ -36,7 +36,8 @@ class Scheme:
 
     `group_size` is the number of neighbouring inputs that share a scale, for strategy "group". `symmetric` grids have
     no zero point, else `zero_dtype` says whether it is a code or a real number in the dtype of the scales. `packing`
-    names the layout on disk (`formats/packings.py`).
+    names the layout on disk (`formats/packings.py`). `rotation` is the number of neighbouring inputs that a Hadamard
+    matrix mixes before the product (`kernels/hadamard.py`); codes are of the weight in that basis, rotated likewise.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Scheme:
     activation: Activation | None = None
     groupable: bool = True
     zero_dtype: Literal["int", "float"] = "int"
+    rotation: int | None = None
 
     def groups(self, in_features: int) -> int:
         """Number of scales along the input of a row with `in_features` weights."""

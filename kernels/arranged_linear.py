@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..formats.architectures import Architecture
 from ..formats.scheme import Scheme
+from .hadamard import rotated
 from .integer import layout
 from .integer.layout import Arranged
 from .integer.packed import Stored, arranged, misfit
@@ -57,7 +58,7 @@ class ArrangedLinear(PackedLinear):
         """[..., in_features] to [..., out_features], in the dtype of `x`."""
         from .integer.ops import apply
 
-        return apply(x, self.arranged, self.bias, self.input_scale)
+        return apply(rotated(x, self.scheme), self.arranged, self.bias, self.input_scale)
 
     def weight_rows(self, start: int = 0, stop: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows `start` to `stop` of the weight, decoded to `dtype`: [rows, in_features]."""

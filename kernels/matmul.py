@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..formats.scheme import Scheme
+from .hadamard import rotated
 from .reference import decode_rows, quantize_activation
 
 DECODED_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
@@ -22,11 +23,12 @@ On a CPU they are few enough to stay in its cache."""
 def matmul(
     x: Tensor, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int], bias: Tensor | None = None
 ) -> Tensor:
-    """x · Wᵀ + bias for the packed weight (out, in) = `shape`, with the inputs quantised where `scheme` says so.
+    """x · Wᵀ + bias for the packed weight (out, in) = `shape`, with inputs rotated and quantised as `scheme` says.
 
     `x` [..., in] of any float dtype; weights are decoded to it, and the result [..., out] has it too. `tensors` maps
     suffixes to tensors on the device of `x`.
     """
+    x = rotated(x, scheme)
     if scheme.activation is not None:
         x = quantize_activation(x, scheme.activation, tensors.get("input_scale"))
     out_features, in_features = shape

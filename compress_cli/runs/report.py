@@ -34,7 +34,7 @@ class LayerRow:
 
     `weight_error` is ‖W−Ŵ‖/‖W‖ of the weight that was rounded; `output_error` the relative root mean square error of
     the layer's output on the calibration text, null without calibration. `transformed` says that a transform rescaled
-    the weight first, so that it no longer equals the source's.
+    the weight first, so that it no longer equals the source's; `rotation` in which basis it was rounded (`Scheme`).
     """
 
     name: str
@@ -46,6 +46,7 @@ class LayerRow:
     weight_error: float
     output_error: float | None = None
     transformed: bool = False
+    rotation: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 

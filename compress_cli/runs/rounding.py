@@ -18,6 +18,7 @@ from ...formats.errors import InputError
 from ...formats.layout import has_input_scale
 from ...formats.packings import packing
 from ...formats.scheme import Scheme
+from ...kernels.hadamard import rotated
 from ...quantizers.method import Rounding
 from ...quantizers.registry import ROUNDINGS
 from .against_source import relative_error
@@ -39,7 +40,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """Tensors by checkpoint name, the report's row, and the decoded weight [out, in] in the checkpoint's dtype."""
+    """Tensors by checkpoint name, the report's row, and the decoded weight [out, in] as the checkpoint had it."""
 
     tensors: dict[str, Tensor]
     row: LayerRow
@@ -51,7 +52,8 @@ def round_layer(
 ) -> PackedLayer:
     """Round `weight` (float32 [out, in]) as `pick` says and pack it; `dtype` is the checkpoint's, and that of scales.
 
-    A linear whose inputs no calibration token reached (an expert that was never chosen) is rounded to nearest, and its
+    The weight of a rotated scheme is rotated first; `stats` are of inputs in that basis, and so are the errors. A
+    linear whose inputs no calibration token reached (an expert that was never chosen) is rounded to nearest, and its
     row says so. Raises ValueError for a layer without a scheme.
     """
     if layer.scheme is None:
@@ -59,6 +61,7 @@ def round_layer(
     if stats is not None and stats.tokens == 0:
         stats, pick = None, _unseen(pick)
     scheme = layer.scheme
+    weight = rotated(weight, scheme)
     result = pick.rounding.function(weight, scheme, stats, dtype, pick.options)
     if has_input_scale(scheme):
         result = replace(result, input_scale=_input_scale(layer.name, scheme, stats, dtype))
@@ -75,9 +78,11 @@ def round_layer(
         weight_error=relative_error(zip(weight.split(ROWS), decoded.split(ROWS), strict=True)),
         output_error=_relative_output_error(weight, decoded, stats),
         transformed=transformed,
+        rotation=scheme.rotation,
         details=pick.details,
     )
-    return PackedLayer({f"{layer.name}.{suffix}": tensor for suffix, tensor in tensors.items()}, row, decoded.to(dtype))
+    back = rotated(decoded, scheme).to(dtype)
+    return PackedLayer({f"{layer.name}.{suffix}": tensor for suffix, tensor in tensors.items()}, row, back)
 
 
 def _unseen(pick: Pick) -> Pick:
