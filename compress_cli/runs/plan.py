@@ -24,6 +24,10 @@ Spec = tuple[torch.dtype, tuple[int, ...]]
 Choice = Scheme | str  # a string says why the linear stays as it is
 Fitted = Callable[[Scheme, int], Scheme]  # (scheme, inputs of a linear) -> the scheme as that linear gets it
 QUANTIZABLE = (torch.bfloat16, torch.float16, torch.float32)
+ROTATED = (
+    "rotated inputs: transformers passes transform_config over and computes nonsense; load the output with compress_llm, "
+    "vLLM, or compressed_tensors.transform.apply_transform_config"
+)
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,8 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = No
             name: fitted(choice, checkpoint.tensors[sources[name]].shape[1]) if isinstance(choice, Scheme) else choice
             for name, choice in chosen.items()
         }
+    if any(isinstance(choice, Scheme) and choice.rotation for choice in chosen.values()):
+        warnings.append(ROTATED)
     _check_fused(facts, chosen)
     if not any(isinstance(choice, Scheme) for choice in chosen.values()):
         raise InputError("--ignore", "leaves nothing to quantise", "ignore fewer layers or name targets that exist")

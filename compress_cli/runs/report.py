@@ -196,6 +196,17 @@ Quantised with `compress` {report.versions["compress"]}:
 | calibration | {calibrated} |
 | source sha256 | `{report.source_sha256}` |
 
-Load it with `compress_llm.load(directory)`, or with transformers, vLLM or SGLang through `compressed-tensors`. Every
+{_loaders(report)} Every
 layer is listed in `{TABLE}`, every setting and hash in `{REPORT}`. Check it with `compress verify`.
 """
+
+
+def _loaders(report: Report) -> str:
+    """Who reads the output. transformers 5.24 decodes the weights of a rotated linear and leaves its inputs alone."""
+    if any(row.rotation for row in report.layers):
+        return (
+            "Inputs are rotated while it runs (`transform_config`). Load it with `compress_llm.load(directory)` or vLLM; "
+            "transformers alone\npasses the rotation over: call "
+            "`compressed_tensors.transform.apply_transform_config` on what it loaded."
+        )
+    return "Load it with `compress_llm.load(directory)`, or with transformers, vLLM or SGLang through `compressed-tensors`."
