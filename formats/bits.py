@@ -4,6 +4,8 @@ The word order is that of compressed-tensors: code i of a row lies in bits i*b â
 string, stored unsigned with the offset 2^(b-1); bits after the last code are zero. For widths that divide eight no code
 crosses a byte, so bytes are all this module touches: packing costs about one byte a code of memory, never eight.
 Words are read as bytes in memory order, as safetensors stores them, which takes a little-endian machine.
+
+Four-bit floating-point codes are kept in bytes and without an offset, two a byte.
 """
 
 from __future__ import annotations
@@ -63,6 +65,24 @@ def unpack_rows(packed: Tensor, bits: int, count: int) -> Tensor:
         piece -= offset
         target.copy_(piece.view(torch.int8))
     return codes
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """Pairs of four-bit patterns (int8 [rows, count], 0 to 15) as bytes: uint8 [rows, count / 2], the first one low.
+
+    Raises ValueError for another dtype or rank, an odd count, and patterns of more than four bits.
+    """
+    if codes.dtype != torch.int8 or codes.ndim != 2 or codes.shape[1] % 2:
+        raise ValueError(f"{codes.dtype} of shape {tuple(codes.shape)} are no pairs of codes")
+    raw = codes.view(torch.uint8)
+    if raw.numel() and int(raw.max()) > 15:
+        raise ValueError(f"codes reach {int(raw.max())}, outside of four bits")
+    return raw[:, ::2] | (raw[:, 1::2] << 4)
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """The inverse of `pack_nibbles`: uint8 [rows, bytes] to int8 [rows, 2 Â· bytes]."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).view(torch.int8)
 
 
 def _check_width(bits: int) -> None:

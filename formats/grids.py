@@ -30,11 +30,18 @@ class Grid(Protocol):
         ...
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes (int8) of the grid values nearest to `x` (float, any shape), saturating at both ends."""
+        """Codes (int8) of the grid values nearest to `x` (float32, any shape), saturating at both ends.
+
+        A code is the number itself for integers, and the bit pattern for floating-point formats.
+        """
         ...
 
     def decode(self, codes: Tensor) -> Tensor:
         """Grid values (float32) of int8 `codes`."""
+        ...
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """`decode(encode(x))`: the grid values nearest to `x`, float32."""
         ...
 
 
@@ -69,6 +76,9 @@ class IntGrid:
 
     def decode(self, codes: Tensor) -> Tensor:
         return codes.to(torch.float32)
+
+    def nearest(self, x: Tensor) -> Tensor:
+        return x.round().clamp_(self.lowest, self.highest)
 
 
 INT4 = IntGrid(4)

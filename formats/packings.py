@@ -12,9 +12,13 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, nearest
+from .float_quantized import FloatQuantized
 from .float_zero import FloatZero
 from .int_quantized import IntQuantized
 from .layout import Layout
+from .mxfp4_pack_quantized import Mxfp4PackQuantized
+from .mxfp8_quantized import Mxfp8Quantized
+from .nvfp4_pack_quantized import Nvfp4PackQuantized
 from .pack_quantized import PackQuantized
 from .rounded import Rounded
 from .scheme import Scheme
@@ -50,7 +54,18 @@ class Packing(Protocol):
         ...
 
 
-PACKINGS: dict[str, Packing] = {row.name: row for row in (PackQuantized(), IntQuantized(), FloatZero())}
+PACKINGS: dict[str, Packing] = {
+    row.name: row
+    for row in (
+        PackQuantized(),
+        IntQuantized(),
+        FloatZero(),
+        FloatQuantized(),
+        Nvfp4PackQuantized(),
+        Mxfp4PackQuantized(),
+        Mxfp8Quantized(),
+    )
+}
 
 
 def packing(scheme: Scheme) -> Packing:

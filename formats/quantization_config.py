@@ -13,6 +13,7 @@ from typing import Literal
 
 from . import targets
 from .errors import InputError, nearest
+from .float_grids import ScaleGrid
 from .grids import Grid, IntGrid
 from .packings import PACKINGS
 from .scheme import SCHEMES, Activation, Scheme
@@ -24,18 +25,23 @@ LAYOUT_VERSION = "0.20.1"
 """The release of compressed-tensors whose layouts these are."""
 
 _READABLE_ORDERS = (None, False, "static", "weight")
-_DECISIVE = ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic")
+_DECISIVE = ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic", "block_structure")
+_PLAIN_RULE = "minmax"
 _SOURCE = "quantization_config"
 _AS_WRITTEN = "use a config.json as compressed-tensors writes it"
 
 
 def build(
-    schemes: Mapping[str, Scheme], ignored: Sequence[str], actorder: Literal["static"] | None = None
+    schemes: Mapping[str, Scheme],
+    ignored: Sequence[str],
+    actorder: Literal["static"] | None = None,
+    scale_rules: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """The `quantization_config` of a model whose linears (by checkpoint module name) are stored under `schemes`.
 
     `ignored` names every linear that stays as it was. `actorder` "static" tells that groups were rounded in the order
-    of their activations; it is for people, no decoder needs it. One scheme for all is one group with the target
+    of their activations, and `scale_rules` by which rule scales were chosen, by name of scheme (the plain rule is left
+    out); both are for people, no decoder needs them. One scheme for all is one group with the target
     Linear; several are one group each, told apart by exact names and patterns. Raises InputError when `schemes` is
     empty, or names a linear that is also ignored.
     """
@@ -54,7 +60,7 @@ def build(
         "quantization_status": "compressed",
         "format": formats.pop() if len(formats) == 1 else MIXED,
         "config_groups": {
-            f"group_{index}": _group(scheme, names, actorder)
+            f"group_{index}": _group(scheme, names, actorder, (scale_rules or {}).get(scheme.name, _PLAIN_RULE))
             for index, (scheme, names) in enumerate(zip(members, named, strict=True))
         },
         "ignore": list(ignored),
@@ -66,8 +72,10 @@ def build(
     }
 
 
-def _group(scheme: Scheme, names: list[str], actorder: str | None) -> dict[str, object]:
+def _group(scheme: Scheme, names: list[str], actorder: str | None, scale_rule: str) -> dict[str, object]:
     weights = _weight_arguments(scheme)
+    if scale_rule != _PLAIN_RULE:
+        weights["observer"] = scale_rule
     if actorder is not None and scheme.strategy == "group":
         weights["actorder"] = actorder
     return {
@@ -80,26 +88,39 @@ def _group(scheme: Scheme, names: list[str], actorder: str | None) -> dict[str, 
 
 
 def _weight_arguments(scheme: Scheme) -> dict[str, object]:
+    block = scheme.strategy == "block"
     arguments: dict[str, object] = {
         **_number(scheme.grid),
         "symmetric": scheme.symmetric,
         "strategy": scheme.strategy,
-        "group_size": scheme.group_size,
+        "group_size": None if block else scheme.group_size,
         "dynamic": False,
+        **_scale_dtype(scheme.scale_grid),
     }
+    if block:
+        arguments["block_structure"] = [scheme.block_rows, scheme.group_size]
     if not scheme.symmetric:
         arguments["zp_dtype"] = "torch.int8" if scheme.zero_dtype == "int" else None
     return arguments
 
 
 def _activation_arguments(activation: Activation) -> dict[str, object]:
-    return {
+    arguments: dict[str, object] = {
         **_number(activation.grid),
         "symmetric": True,
-        "strategy": activation.granularity,
-        "group_size": None,
-        "dynamic": activation.dynamic,
+        "strategy": "tensor_group" if activation.global_scale else activation.granularity,
+        "group_size": activation.group_size,
+        "dynamic": "local" if activation.global_scale else activation.dynamic,
+        **_scale_dtype(activation.scale_grid),
     }
+    if activation.calibrated is not None and not isinstance(activation.grid, IntGrid):
+        arguments["observer"] = "static_minmax"
+    return arguments
+
+
+def _scale_dtype(grid: ScaleGrid | None) -> dict[str, object]:
+    """What tells that scales are codes; numbers in the checkpoint's dtype need no word."""
+    return {} if grid is None else {"scale_dtype": str(grid.dtype)}
 
 
 def _number(grid: Grid) -> dict[str, object]:
@@ -165,11 +186,11 @@ def _scheme(group: Mapping[str, object], layout: object, place: str) -> Scheme:
         cause = f"'{weights.get('actorder')}' stores columns in another order, which is not read"
         raise InputError(f"{_SOURCE} {place}.weights.actorder", cause, "use a checkpoint with static order or none")
     inputs = group.get("input_activations")
-    wanted_inputs = None if inputs is None else _decisive(_mapping(inputs, f"{place}.input_activations"))
-    wanted = _decisive(weights)
+    inputs = None if inputs is None else _mapping(inputs, f"{place}.input_activations")
+    wanted, wanted_inputs = _decisive(weights), None if inputs is None else _decisive(inputs)
     for row in _candidates(layout, wanted):
         activation = None if row.activation is None else _activation_arguments(row.activation)
-        if _decisive(_weight_arguments(row)) == wanted and activation == wanted_inputs:
+        if _agree(_weight_arguments(row), weights) and _agree(activation, inputs):
             return row
     cause = f"no scheme stored as {layout} has weights {wanted} and inputs {wanted_inputs}"
     raise InputError(f"{_SOURCE} {place}", cause, "use one of " + ", ".join(SCHEMES))
@@ -177,7 +198,9 @@ def _scheme(group: Mapping[str, object], layout: object, place: str) -> Scheme:
 
 def _candidates(layout: str, wanted: Mapping[str, object]) -> Iterator[Scheme]:
     """Rows of the table with this layout, under the group size and symmetry asked for, where they can take them."""
-    size, symmetric = wanted["group_size"], wanted["symmetric"]
+    size, symmetric, block = wanted["group_size"], wanted["symmetric"], wanted["block_structure"]
+    if isinstance(block, list) and len(block) == 2:
+        size = block[1]
     if not (size is None or isinstance(size, int)):
         return
     for row in SCHEMES.values():
@@ -188,13 +211,21 @@ def _candidates(layout: str, wanted: Mapping[str, object]) -> Iterator[Scheme]:
                 continue
 
 
+def _agree(ours: Mapping[str, object] | None, theirs: Mapping[str, object] | None) -> bool:
+    """Whether two lists of arguments say the same; layouts imply the dtype of scales where a writer leaves it out."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    said = theirs.get("scale_dtype")
+    return _decisive(ours) == _decisive(theirs) and (said is None or said == ours.get("scale_dtype"))
+
+
 def _decisive(arguments: Mapping[str, object]) -> dict[str, object]:
     """The arguments that decide what codes mean, with compressed-tensors' defaults filled in."""
     size = arguments.get("group_size")
     strategy = arguments.get("strategy")
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-    defaults = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False}
+    defaults = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "block_structure": None}
     filled = {**defaults, **arguments, "strategy": strategy, "group_size": None if size == -1 else size}
     return {key: value.lower() if isinstance(value := filled[key], str) else value for key in _DECISIVE}
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..formats.architectures import Architecture
 from ..formats.scheme import Scheme
+from .activations import stored_input_scale
 from .hadamard import rotated
 from .integer import layout
 from .integer.layout import Arranged
@@ -150,8 +151,8 @@ def _agree(one: PackedLinear, other: PackedLinear | None) -> bool:
         and one.in_features == other.in_features
         and (one.bias is None) == (other.bias is None)
         and one.scheme.activation == other.scheme.activation
-        and "input_scale" not in one.tensors
-        and "input_scale" not in other.tensors
+        and stored_input_scale(one.tensors) is None
+        and stored_input_scale(other.tensors) is None
     )
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..formats.scheme import Scheme
+from .activations import quantize_activation, stored_input_scale
 from .hadamard import rotated
-from .reference import decode_rows, quantize_activation
+from .reference import decode_rows
 
 DECODED_AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 24}
 """Weights decoded before they are multiplied and dropped, by device: a bound on the dense copy that exists at any time.
@@ -30,7 +31,7 @@ def matmul(
     """
     x = rotated(x, scheme)
     if scheme.activation is not None:
-        x = quantize_activation(x, scheme.activation, tensors.get("input_scale"))
+        x = quantize_activation(x, scheme.activation, stored_input_scale(tensors))
     out_features, in_features = shape
     step = max(1, DECODED_AT_ONCE.get(x.device.type, DECODED_AT_ONCE["cpu"]) // in_features)
     if step >= out_features:

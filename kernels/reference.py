@@ -13,17 +13,20 @@ import torch
 from torch import Tensor
 
 from ..formats.errors import InputError, nearest
-from ..formats.scheme import Activation, Scheme
+from ..formats.scheme import Scheme
+from .float_reference import e2m1_values, scale_rows
 
 WORD_BITS = 32
 Decode = Callable[[Mapping[str, Tensor], Scheme, int, slice], tuple[Tensor, Tensor | None]]
-"""(tensors by suffix, scheme, inputs, rows) to signed codes [rows, inputs] and their zero points [rows, groups]."""
+"""(tensors by suffix, scheme, inputs, rows) to signed codes, or the values of floating-point ones, [rows, inputs], and
+their zero points [rows, groups]."""
 
 
 @dataclass(frozen=True)
 class Codes:
-    """Rows of a packed weight taken apart: `codes` int32 or int8 [rows, in], signed; `scale` [rows, groups] as stored;
-    `zero` in code units, integer or floating point like it, or None."""
+    """Rows of a packed weight taken apart: `codes` int32 or int8 [rows, in], signed, or float32 values of
+    floating-point codes; `scale` [rows, groups] as stored, float32 where it is stored as codes; `zero` in code units,
+    integer or floating point like it, or None."""
 
     codes: Tensor
     scale: Tensor
@@ -75,36 +78,7 @@ def packed_codes(
     out_features, in_features = shape
     rows = slice(start, out_features if stop is None else stop)
     codes, zero = reference.codes(tensors, scheme, in_features, rows)
-    return Codes(codes, tensors["weight_scale"][rows], zero)
-
-
-def quantize_activation(x: Tensor, activation: Activation, input_scale: Tensor | None = None) -> Tensor:
-    """`x` [..., features] as an integer engine sees it: rounded to codes and back, in the dtype of `x`.
-
-    See `activation_codes`. Raises ValueError where a static activation comes without its scale.
-    """
-    codes, scale = activation_codes(x, activation, input_scale)
-    return codes.mul_(scale)
-
-
-def activation_codes(x: Tensor, activation: Activation, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The codes of `x` [..., features] and the scales they are in units of, both in the dtype of `x`.
-
-    The arithmetic is compressed-tensors', done in the dtype of `x`: scale = amax / 127.5 for int8 (half the range of
-    the grid), 0 replaced by the dtype's epsilon; code = round(clamp(x / scale)) with halves to even. Granularity
-    "token" has a scale a row of features whatever the rank of `x`, [..., 1]; "tensor" has one, `input_scale` [1] unless
-    it is dynamic. Raises ValueError where a static activation comes without its scale.
-    """
-    if activation.dynamic:
-        per_token = activation.granularity == "token"
-        amax = x.abs().amax(dim=-1, keepdim=True) if per_token else x.abs().amax()
-        scale = amax / activation.grid.reach
-        scale = torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
-    elif input_scale is None:
-        raise ValueError("a static activation needs its input_scale")
-    else:
-        scale = input_scale.to(x.dtype)
-    return (x / scale).clamp_(activation.grid.lowest, activation.grid.highest).round_(), scale
+    return Codes(codes, scale_rows(tensors, scheme, rows), zero)
 
 
 def _unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
@@ -144,19 +118,42 @@ def _plain_codes(
     return tensors["weight"][rows], None
 
 
-def _packed_suffixes(scheme: Scheme) -> tuple[str, ...]:
-    base = ("weight_packed", "weight_scale")
-    return base if scheme.symmetric else (*base, "weight_zero_point")
+def _float_codes(
+    tensors: Mapping[str, Tensor], _scheme: Scheme, _in_features: int, rows: slice
+) -> tuple[Tensor, Tensor | None]:
+    """`float-quantized` and `mxfp8-quantized`: numbers of a dtype that torch knows."""
+    return tensors["weight"][rows].float(), None
 
 
-def _plain_suffixes(scheme: Scheme) -> tuple[str, ...]:
-    base = ("weight", "weight_scale")
-    static = scheme.activation is not None and not scheme.activation.dynamic
-    return (*base, "input_scale") if static else base
+def _nibble_codes(
+    tensors: Mapping[str, Tensor], _scheme: Scheme, _in_features: int, rows: slice
+) -> tuple[Tensor, Tensor | None]:
+    """`nvfp4-pack-quantized` and `mxfp4-pack-quantized`: two E2M1 codes a byte."""
+    return e2m1_values(tensors["weight_packed"][rows]), None
+
+
+def _suffixes(weight: str) -> Callable[[Scheme], tuple[str, ...]]:
+    """The tensors of a layout whose codes are called `weight`."""
+
+    def named(scheme: Scheme) -> tuple[str, ...]:
+        names = [weight, "weight_scale"]
+        if not scheme.symmetric:
+            names.append("weight_zero_point")
+        if scheme.global_scale:
+            names.append("weight_global_scale")
+        if scheme.activation is not None and scheme.activation.calibrated is not None:
+            names.append(scheme.activation.calibrated)
+        return tuple(names)
+
+    return named
 
 
 REFERENCES: dict[str, Reference] = {
-    "pack-quantized": Reference(_packed_codes, _packed_suffixes),
-    "compress-int4-float-zero": Reference(_float_zero_codes, _packed_suffixes),
-    "int-quantized": Reference(_plain_codes, _plain_suffixes),
+    "pack-quantized": Reference(_packed_codes, _suffixes("weight_packed")),
+    "compress-int4-float-zero": Reference(_float_zero_codes, _suffixes("weight_packed")),
+    "int-quantized": Reference(_plain_codes, _suffixes("weight")),
+    "float-quantized": Reference(_float_codes, _suffixes("weight")),
+    "nvfp4-pack-quantized": Reference(_nibble_codes, _suffixes("weight_packed")),
+    "mxfp4-pack-quantized": Reference(_nibble_codes, _suffixes("weight_packed")),
+    "mxfp8-quantized": Reference(_float_codes, _suffixes("weight")),
 }

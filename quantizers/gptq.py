@@ -39,7 +39,12 @@ class Factor:
 
 
 def round_gptq(
-    weight: Tensor, scheme: Scheme, stats: Stats | None, scale_dtype: torch.dtype, options: Options
+    weight: Tensor,
+    scheme: Scheme,
+    stats: Stats | None,
+    scale_dtype: torch.dtype,
+    options: Options,
+    peak: Tensor | None = None,
 ) -> Rounded:
     """Codes of `weight` (float32 [out, in]) that lose little of the output on the calibration tokens.
 
@@ -49,7 +54,7 @@ def round_gptq(
     if stats is None or stats.second_moment is None:
         raise InputError("--method gptq", "needs calibration statistics", "give a --dataset")
     found = factor_of(stats, options["damp"], options["act_order"])
-    params = choose(weight, scheme, options["scale_rule"], scale_dtype, stats.second_moment)
+    params = choose(weight, scheme, options["scale_rule"], scale_dtype, stats.second_moment, peak)
     codes = solve(weight, scheme, params, found, options["block"])
     return Rounded(scheme, codes, params)
 
@@ -113,8 +118,8 @@ def solve(weight: Tensor, scheme: Scheme, params: QParams, factor: Factor, block
     """Codes (int8 [out, in]) of `weight` under fixed `params`, column by column in the order of `factor`."""
     order, unit = factor.order, factor.unit
     columns = weight.float().T[order].contiguous()
-    group = order // (weight.shape[1] // params.scale.shape[1])
-    scale = params.scale.float().T[group]
+    group = order // (weight.shape[1] // params.groups)
+    scale = params.step.T[group]
     zero = None if params.zero is None else params.zero.float().T[group]
     codes = torch.empty(columns.shape, dtype=torch.int8, device=columns.device)
     for start in range(0, columns.shape[0], block):

@@ -25,11 +25,18 @@ class Round(Protocol):
     """`weight` float32 [out, in] → codes, with the statistics of its inputs where the method asked for them.
 
     `scale_dtype` is the dtype that scales are stored in (the checkpoint's own). `options` are the method's settings
-    with their defaults filled in. Must not change `weight`.
+    with their defaults filled in. `peak` (one number) is the largest magnitude of all weights that have to agree on
+    what spans a tensor, None where that is this weight alone; `scales.choose` takes it. Must not change `weight`.
     """
 
     def __call__(
-        self, weight: Tensor, scheme: Scheme, stats: Stats | None, scale_dtype: torch.dtype, options: Options
+        self,
+        weight: Tensor,
+        scheme: Scheme,
+        stats: Stats | None,
+        scale_dtype: torch.dtype,
+        options: Options,
+        peak: Tensor | None = None,
     ) -> Rounded: ...
 
 

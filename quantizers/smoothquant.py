@@ -18,7 +18,9 @@ from torch import Tensor
 from ..calibration.statistics import Stats
 from ..formats.errors import InputError
 from ..formats.scheme import Activation, Scheme
+from ..kernels.activations import quantize_activation
 from . import folding
+from .input_scales import input_scale
 from .method import LiveFeed, Options, Source, Transformation
 from .search import Weighted, best_scale, floored, rounding_loss
 
@@ -81,9 +83,8 @@ def _candidates(
 
 def input_error(sample: Tensor, activation: Activation, abs_max: Tensor) -> Tensor:
     """Squared rounding error of each channel [in], summed over the rows of `sample` (float32 [rows, in])."""
-    top = sample.abs().amax(-1, keepdim=True) if activation.dynamic else abs_max.amax().reshape(1, 1)
-    step = (top / activation.grid.reach).clamp_(min=1e-30)
-    return (activation.grid.decode(activation.grid.encode(sample / step)) * step - sample).square().sum(0)
+    scale = input_scale(activation, abs_max, torch.float32)
+    return (quantize_activation(sample, activation, scale) - sample).square_().sum(0)
 
 
 def _greatest(values: Tensor, source: Source | None) -> Tensor:

@@ -22,7 +22,7 @@ from .finite import check_finite
 from .methods import Chain
 from .plan import Plan, Unit
 from .report import LayerRow
-from .rounding import Pick, round_layer
+from .rounding import Pick, peaks, round_layer
 
 if TYPE_CHECKING:
     from ...calibration.stream import Block, Stream
@@ -121,6 +121,8 @@ class CalibratedUnit:
     def _round(self, stage: Stage, seen: Stats) -> Mapping[str, Tensor]:
         """Round the linears of a stage; returns their decoded weights."""
         decoded: dict[str, Tensor] = {}
+        layers = [self._layers[name] for name in stage]
+        shared = peaks(self._plan.architecture, layers, lambda layer: self._masters[f"{layer.name}.weight"])
         for name in stage:
             layer, weight = self._layers[name], f"{name}.weight"
             if layer.scheme is not None:
@@ -131,6 +133,7 @@ class CalibratedUnit:
                     seen,
                     self._dtype,
                     transformed=weight in self._changed,
+                    peak=shared.get(name),
                 )
                 self._outputs.update(packed.tensors)
                 self._rows[name], decoded[name] = packed.row, packed.decoded

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...formats.checkpoint import Checkpoint
 from ...formats.errors import InputError
 from ...formats.progress import Track
-from ...formats.rounded import QParams, Rounded
+from ...formats.rounded import Rounded
 from ...formats.scheme import Scheme, scheme
 from ...formats.tensor_bytes import chunks, sha256_of_file
 from ...kernels.reference import decode_rows
@@ -164,7 +164,4 @@ def decode_faults(packed: Packed, tensors: Mapping[str, Tensor]) -> list[str]:
 
 def decoded_rows(rounded: Rounded, start: int, stop: int) -> Tensor:
     """Rows `start` to `stop` of the decoded weight, float32."""
-    params = rounded.params
-    zero = None if params.zero is None else params.zero[start:stop]
-    rows = replace(rounded, codes=rounded.codes[start:stop], params=QParams(params.scale[start:stop], zero))
-    return rows.dequantize()
+    return replace(rounded, codes=rounded.codes[start:stop], params=rounded.params.rows(start, stop)).dequantize()

@@ -14,7 +14,7 @@ from ...formats.layout import has_input_scale
 from ...formats.scheme import Scheme
 from ...quantizers.method import Rotation, Rounding, Transformation
 from ...quantizers.registry import ROTATIONS, ROUNDINGS, TRANSFORMS
-from ...quantizers.scales import check_rule
+from ...quantizers.scales import check_rule, resolve
 from .recipe import Recipe
 
 AUTO = "auto"
@@ -163,7 +163,9 @@ def _is_like(value: object, default: object) -> bool:
 
 
 def check_fit(methods: Chain, schemes: set[Scheme]) -> None:
-    """Raise InputError when a method of the chain does not work on one of the schemes."""
+    """Raise InputError when a method of the chain, or its scale rule, does not work on one of the schemes."""
+    for scheme in schemes if "scale_rule" in methods.options else ():
+        resolve(methods.options["scale_rule"], scheme)
     for method in methods.all:
         for scheme in schemes:
             reason = method.misfit(scheme)

@@ -25,8 +25,8 @@ Choice = Scheme | str  # a string says why the linear stays as it is
 Fitted = Callable[[Scheme, int], Scheme]  # (scheme, inputs of a linear) -> the scheme as that linear gets it
 QUANTIZABLE = (torch.bfloat16, torch.float16, torch.float32)
 ROTATED = (
-    "rotated inputs: transformers passes transform_config over and computes nonsense; load the output with compress_llm, "
-    "vLLM, or compressed_tensors.transform.apply_transform_config"
+    "rotated inputs: transformers passes transform_config over and computes nonsense; load the output with "
+    "compress_llm, with an engine that applies it (vLLM), or call compressed_tensors.transform.apply_transform_config"
 )
 
 
@@ -205,10 +205,19 @@ def _fit(base: Scheme, group: int | str | None, name: str, width: int) -> Scheme
     """The scheme with a group size that divides `width`. Raises InputError naming sizes that would."""
     if group == "auto":
         if not base.groupable:
-            return base
+            return _divided(base, name, width)
         fits = [size for size in AUTO_GROUPS if width % size == 0]
         return base.with_group(fits[0] if fits else "channel")
-    wanted = base if group is None else base.with_group(group)  # type: ignore[arg-type]
+    return _divided(base if group is None else base.with_group(group), name, width)  # type: ignore[arg-type]
+
+
+def _divided(wanted: Scheme, name: str, width: int) -> Scheme:
+    if wanted.group_size is not None and width % wanted.group_size and not wanted.groupable:
+        raise InputError(
+            f"--scheme {wanted.name}",
+            f"has blocks of {wanted.group_size}, which do not divide the {width} inputs of {name}",
+            f"leave it out with --ignore {name}, or use another scheme",
+        )
     if wanted.group_size is not None and width % wanted.group_size:
         would = [size for size in range(min(width, 256), 15, -1) if width % size == 0]
         listed = ", ".join(str(size) for size in would[:4])

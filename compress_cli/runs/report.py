@@ -202,11 +202,12 @@ layer is listed in `{TABLE}`, every setting and hash in `{REPORT}`. Check it wit
 
 
 def _loaders(report: Report) -> str:
-    """Who reads the output. transformers 5.24 decodes the weights of a rotated linear and leaves its inputs alone."""
+    """Who reads the output: transformers 5.24 decodes the weights of a rotated linear and leaves its inputs alone."""
     if any(row.rotation for row in report.layers):
         return (
-            "Inputs are rotated while it runs (`transform_config`). Load it with `compress_llm.load(directory)` or vLLM; "
-            "transformers alone\npasses the rotation over: call "
-            "`compressed_tensors.transform.apply_transform_config` on what it loaded."
+            "Its linears rotate their inputs (`transform_config`). Load it with `compress_llm.load(directory)`, or an "
+            "engine that\napplies that, such as vLLM; after transformers has loaded it, call "
+            "`compressed_tensors.transform.apply_transform_config`."
         )
-    return "Load it with `compress_llm.load(directory)`, or with transformers, vLLM or SGLang through `compressed-tensors`."
+    engines = "transformers, vLLM or SGLang through `compressed-tensors`"
+    return f"Load it with `compress_llm.load(directory)`, or with {engines}."

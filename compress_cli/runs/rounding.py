@@ -6,7 +6,7 @@ What is measured, and what later layers see, is the weight as decoded from the p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 from ...calibration.statistics import Stats, output_error
+from ...formats.architectures import Architecture
 from ...formats.errors import InputError
 from ...formats.layout import has_input_scale
 from ...formats.packings import packing
+from ...formats.rounded import Rounded
 from ...formats.scheme import Scheme
 from ...kernels.hadamard import rotated
+from ...quantizers.input_scales import input_scale
 from ...quantizers.method import Rounding
 from ...quantizers.registry import ROUNDINGS
+from ...quantizers.scales import resolve
 from .against_source import relative_error
 from .plan import Layer
 from .report import LayerRow
@@ -48,12 +52,21 @@ class PackedLayer:
 
 
 def round_layer(
-    layer: Layer, pick: Pick, weight: Tensor, stats: Stats | None, dtype: torch.dtype, *, transformed: bool = False
+    layer: Layer,
+    pick: Pick,
+    weight: Tensor,
+    stats: Stats | None,
+    dtype: torch.dtype,
+    *,
+    transformed: bool = False,
+    peak: Tensor | None = None,
 ) -> PackedLayer:
     """Round `weight` (float32 [out, in]) as `pick` says and pack it; `dtype` is the checkpoint's, and that of scales.
 
-    The weight of a rotated scheme is rotated first; `stats` are of inputs in that basis, and so are the errors. A
-    linear whose inputs no calibration token reached (an expert that was never chosen) is rounded to nearest, and its
+    The weight of a rotated scheme is rotated first; `stats` are of inputs in that basis, and so are the errors.
+    `peak` is the largest magnitude of all weights that have to agree with this one on what spans a tensor (`peaks`).
+
+    A linear whose inputs no calibration token reached (an expert that was never chosen) is rounded to nearest, and its
     row says so. Raises ValueError for a layer without a scheme.
     """
     if layer.scheme is None:
@@ -62,7 +75,7 @@ def round_layer(
         stats, pick = None, _unseen(pick)
     scheme = layer.scheme
     weight = rotated(weight, scheme)
-    result = pick.rounding.function(weight, scheme, stats, dtype, pick.options)
+    result = pick.rounding.function(weight, scheme, stats, dtype, pick.options, peak)
     if has_input_scale(scheme):
         result = replace(result, input_scale=_input_scale(layer.name, scheme, stats, dtype))
     packer = packing(scheme)
@@ -79,10 +92,35 @@ def round_layer(
         output_error=_relative_output_error(weight, decoded, stats),
         transformed=transformed,
         rotation=scheme.rotation,
-        details=pick.details,
+        details={**pick.details, **_scale_details(pick, result)},
     )
     back = rotated(decoded, scheme).to(dtype)
     return PackedLayer({f"{layer.name}.{suffix}": tensor for suffix, tensor in tensors.items()}, row, back)
+
+
+def peaks(facts: Architecture, layers: Iterable[Layer], weight: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
+    """By name of linear the largest magnitude of it and all that engines fuse it with, where its scheme asks for that.
+
+    `weight` gives the weight of a layer, of which one is held at a time.
+    """
+    spanning = {layer.name: layer for layer in layers if layer.scheme is not None and layer.scheme.spans_tensor}
+    own: dict[str, Tensor] = {}
+    for name, layer in spanning.items():
+        scheme = layer.scheme
+        found = weight(layer)
+        turned = found if scheme is None else rotated(found.float(), scheme)
+        own[name] = torch.stack(torch.aminmax(turned)).abs().amax()
+    return {name: torch.stack([own[other] for other in facts.fused_names(name) if other in own]).amax() for name in own}
+
+
+def _scale_details(pick: Pick, result: Rounded) -> dict[str, Any]:
+    """What the report says of scales: the rule, and the global scale where there is one."""
+    details: dict[str, Any] = {}
+    if "scale_rule" in pick.options:
+        details["scale_rule"] = resolve(pick.options["scale_rule"], result.scheme)
+    if result.params.global_scale is not None:
+        details["global_scale"] = float(result.params.global_scale)
+    return details
 
 
 def _unseen(pick: Pick) -> Pick:
@@ -98,8 +136,7 @@ def _relative_output_error(weight: Tensor, decoded: Tensor, stats: Stats | None)
     return math.sqrt(max(output_error(weight - decoded, stats.second_moment), 0.0) / whole) if whole > 0 else 0.0
 
 
-def _input_scale(name: str, scheme: Scheme, stats: Stats | None, dtype: torch.dtype) -> Tensor:
+def _input_scale(name: str, scheme: Scheme, stats: Stats | None, dtype: torch.dtype) -> Tensor | None:
     if stats is None or stats.abs_max is None or scheme.activation is None:
-        raise InputError(name, "saw no calibration text, so its static input scale is unknown", "give more --dataset")
-    scale = stats.abs_max.amax().reshape(1) / scheme.activation.grid.reach
-    return scale.to(dtype).clamp_(min=torch.finfo(dtype).tiny)
+        raise InputError(name, "saw no calibration text, so the scale of its inputs is unknown", "give more --dataset")
+    return input_scale(scheme.activation, stats.abs_max, dtype)

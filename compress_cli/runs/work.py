@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...formats.headers import TensorInfo
 from ...formats.packings import packing
@@ -17,7 +18,7 @@ from .finite import check_finite, check_finite_on_disk
 from .methods import Chain
 from .plan import Layer, Plan, Unit
 from .report import LayerRow
-from .rounding import Pick, round_layer
+from .rounding import Pick, peaks, round_layer
 
 if TYPE_CHECKING:
     from ...calibration.stream import Stream
@@ -42,10 +43,11 @@ class Worker:
         outputs: Outputs = {name: checkpoint.tensors[name] for name in unit.kept}
         rows = []
         pick = Pick(self.methods.label(), self.methods.rounding, self.methods.options)
+        shared = peaks(self.plan.architecture, unit.layers, self._weight)
         for layer in unit.layers:
             if layer.scheme is not None:
-                weight = check_finite(checkpoint.read(layer.source, device=self.device), layer.source).float()
-                packed = round_layer(layer, pick, weight, None, self._dtype(layer))
+                weight = self._weight(layer).float()
+                packed = round_layer(layer, pick, weight, None, self._dtype(layer), peak=shared.get(layer.name))
                 outputs.update(packed.tensors)
                 rows.append(packed.row)
         if self.stream is not None and unit.block is not None:  # a block of which nothing is quantised
@@ -69,6 +71,9 @@ class Worker:
         block = self.stream.block(unit.block, weights)
         self.stream.advance(block)
         self.stream.release(block)
+
+    def _weight(self, layer: Layer) -> Tensor:
+        return check_finite(self.plan.checkpoint.read(layer.source, device=self.device), layer.source)
 
     def _dtype(self, layer: Layer) -> torch.dtype:
         return self.plan.checkpoint.tensors[layer.source].dtype

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...formats.grids import INT8
 from ...formats.scheme import Activation
-from ..reference import activation_codes
+from ..activations import activation_codes
 from .layout import Arranged
 from .product import product
 
@@ -57,7 +57,7 @@ def _(x: Tensor, token_scale: Tensor, codes: Tensor, scales: Tensor, bias: Tenso
 
 @torch.library.custom_op("compress_llm::quantize_tokens", mutates_args=())
 def quantize_tokens(x: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x [M, in] as int8 codes [M, in] and float32 scales [M], rounded as `reference.activation_codes` does.
+    """x [M, in] as int8 codes [M, in] and float32 scales [M], rounded as `activations.activation_codes` does.
 
     The scales are one a token, found in `x`, or `input_scale` [1] for all of them.
     """

@@ -1,7 +1,7 @@
 """Triton kernel that turns activations into int8 codes and a scale a token, with the RMSNorm before it if asked.
 
 One program a token: what is read once is normalised, measured and rounded in registers. The arithmetic is that of
-`reference.quantize_activation`, in the dtype of the activations, so that codes agree with it bit for bit.
+`activations.quantize_activation`, in the dtype of the activations, so that codes agree with it bit for bit.
 """
 
 # What Triton compiles means other things than it says as Python.

@@ -13,10 +13,10 @@ from compress_llm.formats.grids import IntGrid
 from compress_llm.formats.packings import packing
 from compress_llm.formats.rounded import QParams, round_to_grid
 from compress_llm.formats.scheme import SCHEMES, Activation
+from compress_llm.kernels.activations import quantize_activation
 from compress_llm.kernels.hadamard import rotate, rotated
 from compress_llm.kernels.matmul import matmul
 from compress_llm.kernels.packed_linear import PackedLinear
-from compress_llm.kernels.reference import quantize_activation
 
 BLOCKS = (2, 16, 32, 64, 128)
 

@@ -11,8 +11,8 @@ from compress_llm.formats.packings import packing
 from compress_llm.formats.rounded import QParams, Rounded
 from compress_llm.formats.scheme import SCHEMES
 from compress_llm.kernels import matmul as module
+from compress_llm.kernels.activations import quantize_activation
 from compress_llm.kernels.matmul import matmul
-from compress_llm.kernels.reference import quantize_activation
 
 SHAPE = (21, 32)
 

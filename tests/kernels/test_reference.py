@@ -9,21 +9,16 @@ import torch
 from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from compressed_tensors.quantization.lifecycle.forward import dequantize, fake_quantize
-from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
 
 from compress_llm.formats.errors import InputError
-from compress_llm.formats.grids import INT4, INT8
 from compress_llm.formats.packings import packing
 from compress_llm.formats.rounded import QParams, Rounded
-from compress_llm.formats.scheme import SCHEMES, Activation, Scheme
-from compress_llm.kernels.reference import REFERENCES, decode_rows, quantize_activation
+from compress_llm.formats.scheme import SCHEMES, Scheme
+from compress_llm.kernels.reference import REFERENCES, decode_rows
 
-TOKEN = Activation(INT8)
-STATIC = Activation(INT8, granularity="tensor", dynamic=False)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # compressed-tensors 0.20.1 cannot unpack the zero points of eight rows or fewer; the property below covers those.
 SHAPES = ((16, 128), (13, 40), (9, 8), (33, 24))
@@ -118,59 +113,3 @@ def test_what_cannot_be_decoded_is_an_input_error():
         decode_rows(tensors, scheme, (8, 16))
     with pytest.raises(InputError, match="pack-quantised.*pack-quantized"):
         decode_rows(tensors, replace(scheme, packing="pack-quantised"), (8, 16))
-
-
-def activations(dtype: torch.dtype) -> Tensor:
-    """[batch, tokens, features] with outliers, an all-zero token, denormals and halves of a step."""
-    x = torch.randn(2, 7, 48, generator=torch.Generator().manual_seed(1)) * 3
-    x[0, 0] = 0
-    x[0, 1, 5] = 300
-    x[0, 2] *= 1e-30
-    x[1, 3] = torch.arange(48) - 24.5
-    x[1, 3, 0] = 127.5
-    return x.to(dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dynamic_activations_are_those_of_compressed_tensors(dtype):
-    x = activations(dtype)
-    args = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
-    expected = fake_quantize(x, *compute_dynamic_scales_and_zp(x, args, nn.Identity()), args)
-    result = quantize_activation(x, TOKEN)
-    assert result.dtype == dtype
-    assert torch.equal(result, expected)
-    assert not torch.equal(result, x)
-
-
-def test_a_token_has_its_own_scale_whatever_the_rank():
-    """compressed-tensors has one scale for all of a two-dimensional input; engines, which see rows, do not."""
-    x = activations(torch.float32)
-    assert torch.equal(quantize_activation(x.flatten(0, 1), TOKEN), quantize_activation(x, TOKEN).flatten(0, 1))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_static_activations_are_those_of_compressed_tensors(dtype):
-    x, scale = activations(dtype), torch.tensor([0.03125], dtype=dtype)
-    args = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="tensor")
-    expected = fake_quantize(x, scale, torch.zeros(1, dtype=torch.int8), args)
-    result = quantize_activation(x, STATIC, scale)
-    assert torch.equal(result, expected)
-    assert result.abs().max() <= 128 * 0.03125
-
-
-def test_the_input_is_left_as_it_was():
-    x = activations(torch.float32)
-    before = x.clone()
-    quantize_activation(x, TOKEN)
-    quantize_activation(x, STATIC, torch.ones(1))
-    assert torch.equal(x, before)
-
-
-def test_four_bit_activations_use_the_reach_of_their_grid():
-    x = torch.tensor([[7.5, -7.5, 1.0, 0.4]])
-    assert quantize_activation(x, Activation(INT4)).tolist() == [[7.0, -8.0, 1.0, 0.0]]
-
-
-def test_a_static_activation_without_its_scale_is_refused():
-    with pytest.raises(ValueError, match="input_scale"):
-        quantize_activation(torch.ones(1, 4), STATIC)

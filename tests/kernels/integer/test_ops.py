@@ -7,8 +7,8 @@ import torch
 
 from compress_llm.formats.grids import INT8
 from compress_llm.formats.scheme import Activation
+from compress_llm.kernels.activations import activation_codes
 from compress_llm.kernels.integer import ops
-from compress_llm.kernels.reference import activation_codes
 
 
 def test_operators_keep_their_promises(sample) -> None:

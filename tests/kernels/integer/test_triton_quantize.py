@@ -8,8 +8,8 @@ from torch.nn.functional import rms_norm
 
 from compress_llm.formats.grids import INT8
 from compress_llm.formats.scheme import Activation
+from compress_llm.kernels.activations import activation_codes
 from compress_llm.kernels.integer.triton_quantize import quantize
-from compress_llm.kernels.reference import activation_codes
 
 
 def tokens(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
