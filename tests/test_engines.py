@@ -110,7 +110,10 @@ def test_generate_works_on_the_packed_model(tiny_llama: Path, tmp_path: Path) ->
 def test_rotated_inputs_agree_once_the_client_applies_what_config_json_says(
     scheme: str, dtype: torch.dtype | str, bound: float, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    """transformers passes `transform_config` over, so its logits are wrong until compressed-tensors has applied it. FP4 it decodes in bfloat16 only."""
+    """transformers passes `transform_config` over: its logits are wrong until compressed-tensors has applied it.
+
+    FP4 it decodes in bfloat16 only.
+    """
     from compressed_tensors.transform import TransformConfig, apply_transform_config
 
     recipe = Recipe(scheme=scheme, group_size="auto", method="hadamard", options={"hadamard": {"block": 32}})
