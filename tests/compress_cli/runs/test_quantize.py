@@ -66,6 +66,14 @@ def test_same_bytes_again_and_what_the_plan_promised(name: str, tiny_llama: Path
     )
 
 
+def test_the_card_of_a_rotated_output_says_what_transformers_leaves_out(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "plain", RECIPES["rtn"])
+    report = quantize(str(tiny_llama), tmp_path / "turned", RECIPES["hadamard"])
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("plain", "turned")]
+    assert ["apply_transform_config" in card for card in cards] == [False, True]
+    assert any("apply_transform_config" in warning for warning in report.warnings)
+
+
 def test_kept_tensors_and_side_files_are_verbatim(tiny_llama: Path, tmp_path: Path) -> None:
     quantize(str(tiny_llama), tmp_path / "out", RECIPES["rtn"])
     source, written = Checkpoint.open(tiny_llama), Checkpoint.open(tmp_path / "out")
