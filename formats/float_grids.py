@@ -118,11 +118,10 @@ class PowerGrid:
         return self.highest
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes (uint8) of the powers nearest to `x` (float32), halves to the even code; 0 and less get the least."""
+        """Codes (uint8) of the powers nearest to `x` (float32), halves to the greater; 0 and less get the least."""
         fraction, exponent = torch.frexp(x.clamp(self.lowest, self.highest))
         code = exponent + (_BIAS - 1)  # of the power below
-        up = (fraction > 0.75) | ((fraction == 0.75) & (code % 2 == 1))
-        return code.add_(up).clamp_(0, self.top).masked_fill_(x.isnan(), 255).to(torch.uint8)
+        return code.add_(fraction >= 0.75).clamp_(0, self.top).masked_fill_(x.isnan(), 255).to(torch.uint8)
 
     def decode(self, codes: Tensor) -> Tensor:
         """Values (float32) of `codes` (uint8)."""

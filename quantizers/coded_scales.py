@@ -84,12 +84,15 @@ class GlobalScales:
     def of(scheme: Scheme, rule: str, scale_dtype: torch.dtype, peak: Tensor) -> GlobalScales:
         """For weights whose largest magnitude is `peak` (float32, one number).
 
-        Rules that may raise a scale leave them room to be raised into.
+        The plain rule uses the whole range of E4M3, as other tools do. The others leave scales room to be raised into,
+        and take a power of two, under which every weight is exact in bfloat16.
         """
-        widest = _WIDE if rule == "minmax" else _NARROW
-        whole = (widest * scheme.grid.highest / peak.double()).clamp(max=_MOST_GLOBAL).float()
+        plain = rule == "minmax"
+        whole = ((_WIDE if plain else _NARROW) * scheme.grid.highest / peak.double()).clamp(max=_MOST_GLOBAL).float()
         whole = torch.where(peak > 0, whole, torch.ones_like(whole))
-        if scale_dtype == torch.bfloat16:  # compressed-tensors divides in the dtype of the weight
+        if not plain:
+            whole = torch.ldexp(torch.ones_like(whole), torch.frexp(whole).exponent - 1)
+        elif scale_dtype == torch.bfloat16:  # compressed-tensors divides in the dtype of the weight
             whole = whole.bfloat16().float()
         return GlobalScales(scheme, rule, scale_dtype, whole.reshape(1))
 
@@ -106,7 +109,7 @@ class GlobalScales:
         middle = self._nearest(even).scale.to(torch.int16)
         for offset in _NEAR_CODES:
             if offset:
-                yield self._params((middle + offset).clamp_(1, E4M3.top).to(torch.int8))
+                yield self._params((middle + offset).clamp_(0, E4M3.top).to(torch.int8))
 
     def refit(self, step: Tensor, like: QParams) -> QParams:
         """The scales nearest to `step` (float32 [rows, groups])."""
@@ -114,15 +117,16 @@ class GlobalScales:
         return self._nearest(step)
 
     def _even(self, low: Tensor, high: Tensor) -> Tensor:
-        most = torch.finfo(self.scale_dtype).max / self.scheme.grid.highest
         peak = torch.maximum(high, -low).to(self.scale_dtype)
-        return (peak / self.scheme.grid.reach).float().clamp_(max=most * (1 - 2**-4))
+        return (peak / self.scheme.grid.reach).float()
 
     def _nearest(self, step: Tensor) -> QParams:
-        return self._params(E4M3.encode(step * self.global_scale).clamp_(min=1))
+        return self._params(E4M3.encode(step * self.global_scale))
 
     def _params(self, codes: Tensor) -> QParams:
-        return QParams(codes, grid=E4M3, global_scale=self.global_scale)
+        limit = torch.finfo(self.scale_dtype).max / self.scheme.grid.highest  # no code may decode to infinity
+        most = E4M3.encode(self.global_scale * (limit * (1 - 2**-4)))
+        return QParams(codes.clamp_(min=1).clamp_(max=most), grid=E4M3, global_scale=self.global_scale)
 
 
 def own_rules(grid: ScaleGrid | None) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..calibration.statistics import Stats
 from ..formats.errors import InputError
-from ..formats.rounded import QParams, Rounded, decode, encode
+from ..formats.rounded import QParams, Rounded
 from ..formats.scheme import Scheme
 from .method import Options, Rounding
 from .scales import choose
@@ -138,12 +138,17 @@ def _round_block(
     columns: Tensor, scheme: Scheme, scale: Tensor, zero: Tensor | None, unit: Tensor, codes: Tensor
 ) -> Tensor:
     """Round `columns` [block, out] in turn into `codes`; returns what each lost, [block, out]."""
-    lost = torch.empty_like(columns)
+    lost, rounded = torch.empty_like(columns), torch.empty_like(columns)
     for j in range(columns.shape[0]):
         column = torch.addmv(columns[j], lost[:j].T, unit[:j, j], alpha=-1) if j else columns[j]
-        zero_j = None if zero is None else zero[j]
-        codes[j] = encode(column, scheme, scale[j], zero_j)
-        torch.sub(column, decode(codes[j], scheme, scale[j], zero_j), out=lost[j])
+        steps = column / scale[j]
+        if zero is None:
+            value = rounded[j] = scheme.grid.nearest(steps)
+        else:
+            rounded[j] = scheme.grid.nearest(steps.add_(zero[j]))
+            value = rounded[j] - zero[j]
+        torch.sub(column, value * scale[j], out=lost[j])
+    codes.copy_(scheme.grid.encode(rounded))
     return lost
 
 

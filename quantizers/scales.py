@@ -61,13 +61,16 @@ def check_rule(rule: str) -> str:
 
 
 def resolve(rule: str, scheme: Scheme) -> str:
-    """The rule that `rule` stands for with `scheme`. Raises InputError where its scales have no such rule."""
+    """The rule that `rule` stands for with `scheme`. Raises InputError where its scales have no such rule.
+
+    A scale that spans a tensor is that of other weights too, and so is not searched for in one of them.
+    """
     name = {DEFAULT: scheme.scale_rule, "max": "minmax"}.get(check_rule(rule), rule)
     own = own_rules(scheme.scale_grid)
     if name in (*EXPONENT_RULES, FOUR_OVER_SIX) and name not in own:
         allowed = ", ".join(("minmax", "mse", "local-hessian", *own))
         raise InputError(f"--scale-rule {rule}", f"is not for the scales of {scheme.name}", f"use one of {allowed}")
-    return name
+    return "minmax" if scheme.strategy == "tensor" else name
 
 
 def choose(

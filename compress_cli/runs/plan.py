@@ -145,6 +145,7 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = No
     if any(isinstance(choice, Scheme) and choice.rotation for choice in chosen.values()):
         warnings.append(ROTATED)
     _check_fused(facts, chosen)
+    _check_row_blocks(facts, chosen, {name: checkpoint.tensors[source].shape[0] for name, source in sources.items()})
     if not any(isinstance(choice, Scheme) for choice in chosen.values()):
         raise InputError("--ignore", "leaves nothing to quantise", "ignore fewer layers or name targets that exist")
     units = tuple(_units(checkpoint, facts, sources, chosen))
@@ -235,15 +236,22 @@ def _check_dtype(name: str, choice: Choice, dtype: torch.dtype) -> None:
         raise InputError(f"{name}.weight", f"has dtype {kind}", "start from a bf16, fp16 or fp32 checkpoint")
 
 
+def _check_row_blocks(facts: Architecture, chosen: Mapping[str, Choice], rows: Mapping[str, int]) -> None:
+    """Blocks of rows must end where a linear ends that engines load as one matrix with others."""
+    for name, choice in chosen.items():
+        if isinstance(choice, Scheme) and rows[name] % choice.block_rows and len(facts.fused_names(name)) > 1:
+            raise InputError(
+                f"--scheme {choice.name}",
+                f"has blocks of {choice.block_rows} rows, which do not divide the {rows[name]} outputs of {name}, and "
+                "engines fuse it with others",
+                "use another scheme",
+            )
+
+
 def _check_fused(facts: Architecture, chosen: Mapping[str, Choice]) -> None:
     """Engines load q/k/v and gate/up as one matrix: all of a group get the same scheme or none does."""
     for name, choice in chosen.items():
-        place = facts.split(name + ".weight")
-        if place is None:
-            continue
-        prefix = name[: len(name) - len(place[1].removesuffix(".weight"))]
-        for other in facts.fused_with(place[1].removesuffix(".weight")):
-            partner = prefix + other
+        for partner in facts.fused_names(name):
             if partner in chosen and _title(chosen[partner]) != _title(choice):
                 raise InputError(
                     partner,

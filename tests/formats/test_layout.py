@@ -73,11 +73,11 @@ def test_a_group_size_that_does_not_divide_is_refused():
 
 
 def test_scale_dtypes():
-    assert stored_scale_dtype(good()) == torch.float16
+    assert stored_scale_dtype(good(), SCHEMES["W8A8"]) == torch.float16
     with pytest.raises(InputError, match="weight_scale: is missing"):
-        stored_scale_dtype(faulty("weight_scale", None))
+        stored_scale_dtype(faulty("weight_scale", None), SCHEMES["W8A8"])
     with pytest.raises(InputError, match="weight_scale: has dtype int32"):
-        stored_scale_dtype(faulty("weight_scale", torch.ones(2, 1, dtype=torch.int32)))
+        stored_scale_dtype(faulty("weight_scale", torch.ones(2, 1, dtype=torch.int32)), SCHEMES["W8A8"])
 
 
 @pytest.mark.parametrize(

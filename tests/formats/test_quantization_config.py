@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 from compressed_tensors.config import CompressionFormat
 from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, preset_name_to_scheme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -201,3 +202,33 @@ def test_an_activation_scheme_does_not_pass_for_weight_only():
     config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "strategy": "token", "dynamic": True}
     with pytest.raises(InputError, match="no scheme stored as pack-quantized"):
         parse(config, NAMES)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES.keys() & PRESET_SCHEMES.keys() - {"W4A16_ASYM", "W8A16"}))
+def test_presets_are_told_as_compressed_tensors_tells_them(name):
+    """Theirs of W8A16 is another scheme, and zero points have a dtype of their own in ours."""
+    theirs = json.loads(preset_name_to_scheme(name, ["Linear"]).model_dump_json())
+    ours = json.loads(json.dumps(build({"lm_head": SCHEMES[name]}, [])["config_groups"]["group_0"]))
+    assert ours.pop("format") == SCHEMES[name].packing
+    theirs.pop("format")
+    assert ours == theirs
+
+
+def test_the_scale_rule_is_told_where_it_is_not_the_plain_one():
+    schemes = {LINEARS[0]: SCHEMES["NVFP4A16"], LINEARS[1]: W4}
+    config = build(schemes, [], scale_rules={"NVFP4A16": "four-over-six", "W4A16": "minmax"})
+    weights = [group["weights"] for group in config["config_groups"].values()]
+    assert [group.get("observer") for group in weights] == ["four-over-six", None]
+    assert parse(json.loads(json.dumps(config)), NAMES[:2]) == schemes
+    assert QuantizationConfig.model_validate(config)
+
+
+def test_writers_that_leave_the_dtype_of_scales_out_are_understood_and_wrong_ones_refused():
+    for name in ("NVFP4", "MXFP4", "MXFP8"):
+        config = json.loads(json.dumps(build({"lm_head": SCHEMES[name]}, [])))
+        weights = config["config_groups"]["group_0"]["weights"]
+        stored = weights.pop("scale_dtype")
+        assert parse(config, ["lm_head"]) == {"lm_head": SCHEMES[name]}
+        weights["scale_dtype"] = "torch.uint8" if stored != "torch.uint8" else "torch.float8_e4m3fn"
+        with pytest.raises(InputError, match="no scheme stored as"):
+            parse(config, ["lm_head"])

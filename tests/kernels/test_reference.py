@@ -15,27 +15,12 @@ from hypothesis import strategies as st
 
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.packings import packing
-from compress_llm.formats.rounded import QParams, Rounded
 from compress_llm.formats.scheme import SCHEMES, Scheme
 from compress_llm.kernels.reference import REFERENCES, decode_rows
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # compressed-tensors 0.20.1 cannot unpack the zero points of eight rows or fewer; the property below covers those.
 SHAPES = ((16, 128), (13, 40), (9, 8), (33, 24))
-
-
-def random_rounded(scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype, seed: int = 0) -> Rounded:
-    """Codes over the whole range, scales over many binades, any zero point."""
-    generator = torch.Generator().manual_seed(seed)
-    low, high = int(scheme.grid.lowest), int(scheme.grid.highest) + 1
-    groups = (shape[0], scheme.groups(shape[1]))
-    codes = torch.randint(low, high, shape, generator=generator).to(torch.int8)
-    scale = torch.exp2(torch.randn(groups, generator=generator) * 4 - 6).to(dtype)
-    zero = None if scheme.symmetric else torch.randint(low, high, groups, generator=generator).to(torch.int8)
-    if zero is not None and scheme.zero_dtype == "float":
-        zero = (zero + torch.rand(groups, generator=generator)).to(dtype)
-    static = scheme.activation is not None and not scheme.activation.dynamic
-    return Rounded(scheme, codes, QParams(scale, zero), torch.ones(1, dtype=dtype) if static else None)
 
 
 def arguments(scheme: Scheme) -> QuantizationArgs:
@@ -52,7 +37,7 @@ def arguments(scheme: Scheme) -> QuantizationArgs:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("group", [8, "channel"])
 @pytest.mark.parametrize("name", ["W4A16", "W4A16_ASYM", "W8A16"])
-def test_packed_words_decode_as_compressed_tensors_decodes_them(name, group, shape, dtype):
+def test_packed_words_decode_as_compressed_tensors_decodes_them(random_rounded, name, group, shape, dtype):
     scheme = SCHEMES[name].with_group(group)
     rounded = random_rounded(scheme, shape, dtype)
     tensors = {
@@ -70,7 +55,7 @@ def test_packed_words_decode_as_compressed_tensors_decodes_them(name, group, sha
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_plain_codes_decode_as_compressed_tensors_decodes_them(dtype):
+def test_plain_codes_decode_as_compressed_tensors_decodes_them(random_rounded, dtype):
     scheme = SCHEMES["W8A8"]
     rounded = random_rounded(scheme, (13, 40), dtype)
     tensors = {"weight": rounded.codes, "weight_scale": rounded.params.scale}
@@ -87,9 +72,10 @@ def test_plain_codes_decode_as_compressed_tensors_decodes_them(dtype):
     dtype=st.sampled_from(DTYPES),
     data=st.data(),
 )
-def test_what_formats_packs_means_what_rounded_says(name, group, rows, spans, dtype, data):
-    scheme = SCHEMES[name].with_group(group if SCHEMES[name].groupable else "channel")
-    shape = (rows, spans * 4 if group == 4 else spans * 8)  # four at a time leave words half full
+def test_what_formats_packs_means_what_rounded_says(random_rounded, name, group, rows, spans, dtype, data):
+    scheme = SCHEMES[name].with_group(group) if SCHEMES[name].groupable else SCHEMES[name]
+    fixed = None if scheme.groupable else scheme.group_size
+    shape = (rows, spans * (fixed or (4 if group == 4 else 8)))  # four at a time leave words half full
     rounded = random_rounded(scheme, shape, dtype, data.draw(st.integers(0, 2**32)))
     tensors = packing(scheme).pack(rounded)
     start = data.draw(st.integers(0, rows - 1))
@@ -105,7 +91,7 @@ def test_every_packing_of_the_table_has_a_reference_that_needs_what_the_layout_h
         assert set(REFERENCES[scheme.packing].suffixes(scheme)) == layout.keys() - {"weight_shape"}
 
 
-def test_what_cannot_be_decoded_is_an_input_error():
+def test_what_cannot_be_decoded_is_an_input_error(random_rounded):
     scheme = SCHEMES["W4A16_ASYM"].with_group(8)
     tensors = packing(scheme).pack(random_rounded(scheme, (8, 16), torch.bfloat16))
     del tensors["weight_zero_point"]

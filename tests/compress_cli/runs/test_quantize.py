@@ -38,7 +38,13 @@ RECIPES = {
     "hqq": Recipe(scheme="W4A16_ASYM", group_size=32, method="hqq"),
     "auto": Recipe(group_size=32, method="auto", **{**SMALL_RUN, "batch_size": 8}),
     "data": Recipe(group_size=32, **SMALL_RUN),
+    "nvfp4": Recipe(scheme="NVFP4", method="awq,gptq", **SMALL_RUN),
+    "mxfp8": Recipe(scheme="MXFP8"),
+    "fp8": Recipe(scheme="FP8", method="smoothquant,gptq", **SMALL_RUN),
 }
+
+
+ALONE = ("self_attn.o", "mlp.down")
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -72,6 +78,35 @@ def test_the_card_of_a_rotated_output_says_what_transformers_leaves_out(tiny_lla
     cards = [(tmp_path / name / "README.md").read_text() for name in ("plain", "turned")]
     assert ["apply_transform_config" in card for card in cards] == [False, True]
     assert any("apply_transform_config" in warning for warning in report.warnings)
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq,gptq"])
+@pytest.mark.parametrize(("scheme", "suffix"), [("NVFP4A16", "weight_global_scale"), ("FP8", "weight_scale")])
+def test_what_engines_fuse_shares_the_scale_of_its_tensors(
+    scheme: str, suffix: str, method: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    report = quantize(
+        str(tiny_llama), tmp_path / "out", Recipe(scheme=scheme, method=method, scale_rule="max", **SMALL_RUN)
+    )
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    for block in (0, 1):
+        for part, names in (("self_attn", "qkv"), ("mlp", ("gate", "up"))):
+            found = [tensors[f"model.layers.{block}.{part}.{name}_proj.{suffix}"] for name in names]
+            assert all(torch.equal(found[0], other) for other in found)
+    others = {float(tensors[f"model.layers.{block}.{part}_proj.{suffix}"]) for block in (0, 1) for part in ALONE}
+    assert len(others) > 1
+    if scheme == "NVFP4A16":
+        assert {float(row.details["global_scale"]) for row in report.layers} >= others
+
+
+def test_the_scale_rule_is_named_in_report_and_config(tiny_llama: Path, tmp_path: Path) -> None:
+    for scheme, asked, rule in (("MXFP4A16", None, "mse"), ("NVFP4A16", "four-over-six", "four-over-six")):
+        report = quantize(str(tiny_llama), tmp_path / scheme, Recipe(scheme=scheme, scale_rule=asked))
+        assert {row.details["scale_rule"] for row in report.layers} == {rule}
+        config = json.loads((tmp_path / scheme / "config.json").read_text())
+        assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["observer"] == rule
+    with pytest.raises(InputError, match="--scale-rule even: is not for the scales of NVFP4A16"):
+        prepare(str(tiny_llama), Recipe(scheme="NVFP4A16", scale_rule="even"))
 
 
 def test_kept_tensors_and_side_files_are_verbatim(tiny_llama: Path, tmp_path: Path) -> None:

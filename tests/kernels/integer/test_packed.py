@@ -29,7 +29,10 @@ def stored(row: Scheme, shape: tuple[int, int], seed: int) -> Stored:
     return Stored(packing(row).pack(whole), shape)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+ARRANGED = ("W4A16", "W4A16_ASYM", "W4A16_HQQ", "W8A16", "W8A16_ASYM", "W8A8", "W8A8_STATIC")
+
+
+@pytest.mark.parametrize("name", ARRANGED)
 def test_merged_linears_decode_to_their_own_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "ROWS_AT_ONCE", 128)
     row = scheme(name).with_group(32) if scheme(name).group_size else scheme(name)
@@ -44,6 +47,13 @@ def test_what_has_no_layout_says_why() -> None:
     pick = pick_for(scheme("W4A16").with_group(16), (64, 64), 1, torch.bfloat16, torch.device("cpu"))
     assert (pick.name, pick.reason) == ("reference", "no layout for groups of 16")
     assert misfit(scheme("W8A8")) is None
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES.keys() - set(ARRANGED)))
+def test_schemes_without_integer_weights_and_a_scale_a_row_stay_on_the_reference(name: str) -> None:
+    reason = misfit(scheme(name))
+    assert reason is not None
+    assert scheme(name).grid.name in reason or "integer activations only" in reason
 
 
 def test_a_weight_has_rows() -> None:
