@@ -22,7 +22,7 @@ WORST = 8
 @click.argument("model", required=False)
 @click.option("--output", "-o", "out", required=True, type=click.Path(path_type=Path), help="Directory to write.")
 @click.option("--scheme", help="W4A16 (default), W8A8, FP8_DYNAMIC, NVFP4A16, MXFP4, …")
-@click.option("--method", help="Transforms, then one rounding, separated by commas.  [default: rtn]")
+@click.option("--method", help="Transforms, maybe a rotation, then one rounding, comma separated.  [default: rtn]")
 @click.option("--group-size", metavar="N|channel|auto", help="Inputs that share a scale; auto fits each layer.")
 @click.option("--sym/--asym", "symmetric", default=None, help="Without or with zero points.")
 @click.option("--scale-rule", metavar="NAME", help="How scales are chosen, such as minmax, mse, local-hessian.")

@@ -8,6 +8,7 @@ building its arguments and comparing, so a row of the scheme table that can be w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from . import targets
@@ -16,6 +17,7 @@ from .float_grids import ScaleGrid
 from .grids import Grid, IntGrid
 from .packings import PACKINGS
 from .scheme import SCHEMES, Activation, Scheme
+from .transform_config import build_transforms, parse_transforms
 
 METHOD = "compressed-tensors"
 MIXED = "mixed-precision"
@@ -50,7 +52,7 @@ def build(
         raise InputError(both[0], "is both quantised and ignored", "take it off one of the two lists")
     members: dict[Scheme, list[str]] = {}
     for name, scheme in schemes.items():
-        members.setdefault(scheme, []).append(name)
+        members.setdefault(replace(scheme, rotation=None), []).append(name)
     named = [[targets.LINEAR]] if len(members) == 1 else targets.written(list(members.values()), ignored)
     formats = {scheme.packing for scheme in members}
     return {
@@ -65,7 +67,7 @@ def build(
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
         "sparsity_config": {},
-        "transform_config": {},
+        "transform_config": build_transforms(schemes, ignored),
         "version": LAYOUT_VERSION,
     }
 
@@ -130,7 +132,7 @@ def parse(config: Mapping[str, object], linears: Iterable[str]) -> dict[str, Sch
 
     `config` is the `quantization_config` mapping itself. Raises InputError for another quantisation method, a format or
     arguments that no scheme of the table has, and for anything else that would change the decoded numbers: quantised
-    key-value caches or outputs, online transforms, sparsity, columns stored in another order.
+    key-value caches or outputs, transforms that are not read, sparsity, columns stored in another order.
     """
     method = config.get("quant_method")
     if method != METHOD:
@@ -145,7 +147,14 @@ def parse(config: Mapping[str, object], linears: Iterable[str]) -> dict[str, Sch
         scheme = _scheme(content, content.get("format") or config.get("format"), place)
         by_target.update(dict.fromkeys(_strings(content.get("targets"), f"{place}.targets"), scheme))
     ignored = config.get("ignore")
-    return targets.matched(by_target, [] if ignored is None else _strings(ignored, "ignore"), linears)
+    names = list(linears)
+    found = targets.matched(by_target, [] if ignored is None else _strings(ignored, "ignore"), names)
+    for name, block in parse_transforms(config.get("transform_config"), names).items():
+        if name not in found:
+            cause = f"turns the inputs of {name}, which is stored plain"
+            raise InputError(f"{_SOURCE} transform_config", cause, "use a checkpoint that turns packed linears only")
+        found[name] = replace(found[name], rotation=block)
+    return found
 
 
 def _refuse_extras(config: Mapping[str, object]) -> None:
@@ -153,7 +162,7 @@ def _refuse_extras(config: Mapping[str, object]) -> None:
     if status != "compressed":
         cause = f"is '{status}', so the weights are not stored as codes"
         raise InputError(f"{_SOURCE} quantization_status", cause, "save the checkpoint compressed")
-    for key in ("kv_cache_scheme", "sparsity_config", "transform_config", "moe_sparsity_config"):
+    for key in ("kv_cache_scheme", "sparsity_config", "moe_sparsity_config"):
         if not _is_empty(config.get(key)):
             fix = f"use a checkpoint without {key}"
             raise InputError(f"{_SOURCE} {key}", "asks for something that is not read", fix)

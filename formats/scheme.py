@@ -52,6 +52,8 @@ class Scheme:
     point, else `zero_dtype` says whether it is a code or a real number in the dtype of the scales. Scales are numbers
     in the checkpoint's dtype, or codes of `scale_grid`, divided by one `global_scale` a weight where there is one.
     `packing` names the layout on disk (`formats/packings.py`), `scale_rule` how scales are chosen without data.
+    `rotation` is the number of neighbouring inputs that a Hadamard matrix mixes before the product
+    (`kernels/hadamard.py`); codes are of the weight in that basis, rotated likewise.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Scheme:
     scale_grid: ScaleGrid | None = None
     global_scale: bool = False
     scale_rule: str = "minmax"
+    rotation: int | None = None
 
     @property
     def spans_tensor(self) -> bool:

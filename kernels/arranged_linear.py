@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..formats.architectures import Architecture
 from ..formats.scheme import Scheme
 from .activations import stored_input_scale
+from .hadamard import rotated
 from .lowbit import layout
 from .lowbit.layout import Arranged
 from .lowbit.packed import Stored, arranged, microscaled, misfit, pick_for
@@ -61,7 +62,7 @@ class ArrangedLinear(PackedLinear):
         """[..., in_features] to [..., out_features], in the dtype of `x`."""
         from .lowbit.ops import apply
 
-        return apply(x, self.arranged, self.bias, self.scheme.activation, self.input_scale)
+        return apply(rotated(x, self.scheme), self.arranged, self.bias, self.scheme.activation, self.input_scale)
 
     def weight_rows(self, start: int = 0, stop: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows `start` to `stop` of the weight, decoded to `dtype`: [rows, in_features]."""

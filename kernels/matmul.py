@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ..formats.scheme import Scheme
 from .activations import quantize_activation, stored_input_scale
+from .hadamard import rotated
 from .lowbit.packed import microscaled
 from .reference import decode_rows
 
@@ -25,11 +26,12 @@ On a CPU they are few enough to stay in its cache."""
 def matmul(
     x: Tensor, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int], bias: Tensor | None = None
 ) -> Tensor:
-    """x · Wᵀ + bias for the packed weight (out, in) = `shape`, with the inputs quantised where `scheme` says so.
+    """x · Wᵀ + bias for the packed weight (out, in) = `shape`, with inputs rotated and quantised as `scheme` says.
 
     `x` [..., in] of any float dtype; weights are decoded to it, and the result [..., out] has it too. `tensors` maps
     suffixes to tensors on the device of `x`.
     """
+    x = rotated(x, scheme)
     if scheme.activation is not None and microscaled(scheme) and x.is_cuda:
         from .lowbit.scaled import chosen, product
 

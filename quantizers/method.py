@@ -1,8 +1,8 @@
 """What a method is: the protocols of roundings and transforms, and the tensors that a transform works on.
 
-Two kinds, both small. A *rounding* turns one weight into codes; a *transform* rewrites a block without changing its
-function. A recipe is any number of transforms and one rounding. A new method is one file and one row in
-`quantizers/registry.py`.
+Three kinds, all small. A *rounding* turns one weight into codes; a *transform* rewrites a block without changing its
+function; a *rotation* is the basis in which a linear is rounded and run. A recipe is any number of transforms, maybe a
+rotation, and one rounding. A new method is one file and one row in `quantizers/registry.py`.
 """
 
 from __future__ import annotations
@@ -136,3 +136,20 @@ class Transformation:
         """The options of a run in which `then` rounds: defaults, what it hints at, and on top what was `given`."""
         hints = {name: value for name, value in then.hints.items() if name in self.options}
         return {**self.options, **hints, **(given or {})}
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A change of basis of a linear's inputs, carried by its scheme: weights and statistics are rotated before the
+    rounding, inputs while the model runs.
+
+    `block(scheme, in_features, options)` is the number of neighbouring inputs that are mixed; it raises InputError
+    where none fits. `rounding` and `rounding_options` as for a transform.
+    """
+
+    name: str
+    block: Callable[[Scheme, int, Options], int]
+    misfit: Callable[[Scheme], str | None] = any_scheme
+    options: Options = field(default_factory=dict)
+    rounding: str = "rtn"
+    rounding_options: Options = field(default_factory=dict)

@@ -4,7 +4,7 @@ Xiao et al. 2022, arXiv 2211.10438: the inputs of channel j are divided by s_j =
 weights multiplied by it. The strength α is searched for each input. What the quantised linear loses is judged by two
 terms: tr(E H Eᵀ) for the rounding error E of the weights, and Σ_j d_j ‖w_j‖² for that of the inputs, where d_j is the
 squared rounding error that channel j of a recorded sample of inputs suffers (errors of different channels are all but
-uncorrelated).
+uncorrelated). Where a rotation follows, both errors are those of the rotated basis.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..calibration.statistics import Stats
 from ..formats.errors import InputError
 from ..formats.scheme import Activation, Scheme
 from ..kernels.activations import quantize_activation
+from ..kernels.hadamard import rotated
 from . import folding
 from .input_scales import input_scale
 from .method import LiveFeed, Options, Source, Transformation
@@ -59,8 +60,10 @@ def search_strength(
         for weight, scheme in some:
             total += rounding_loss(weight, scheme, columns, scale_dtype, hessian)
             if scheme.activation is not None:
-                lost = input_error(sample / columns, scheme.activation, abs_max / columns) / sample.shape[0]
-                total += ((weight * columns).square_().sum(0) * lost).sum()
+                moved = rotated(sample / columns, scheme)
+                reach = abs_max / columns if scheme.rotation is None else moved.abs().amax(0)
+                lost = input_error(moved, scheme.activation, reach) / sample.shape[0]
+                total += (rotated(weight * columns, scheme).square_().sum(0) * lost).sum()
         return total
 
     scales = [scale for _, scale in trials]

@@ -6,6 +6,7 @@ do. Our own loader reads them everywhere, and the test says which client is inst
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,3 +133,28 @@ def test_generate_works_on_the_packed_model(tiny_llama: Path, tmp_path: Path) ->
     model = load(tmp_path / "out")
     produced = model.generate(IDS[:1], max_new_tokens=4, do_sample=False)
     assert produced.shape == (1, IDS.shape[1] + 4)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "bound"), [("W4A16", torch.float32, 1e-3), ("NVFP4A16", "auto", 1e-2), ("MXFP4", "auto", 1e-2)]
+)
+def test_rotated_inputs_agree_once_the_client_applies_what_config_json_says(
+    scheme: str, dtype: torch.dtype | str, bound: float, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """transformers passes `transform_config` over: its logits are wrong until compressed-tensors has applied it.
+
+    FP4 it decodes in bfloat16 only.
+    """
+    from compressed_tensors.transform import TransformConfig, apply_transform_config
+
+    recipe = Recipe(scheme=scheme, group_size="auto", method="hadamard", options={"hadamard": {"block": 32}})
+    quantize(str(tiny_llama), tmp_path / "out", recipe)
+    ours = load(tmp_path / "out", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
+    with torch.no_grad():
+        wanted, before = ours(IDS).logits, theirs(IDS).logits.float()
+        config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["transform_config"]
+        apply_transform_config(torch.nn.Module.float(theirs), TransformConfig.model_validate(config))
+        after = theirs(IDS).logits
+    assert float((before - wanted).norm() / wanted.norm()) > 0.1
+    assert float((after - wanted).norm() / wanted.norm()) < bound

@@ -50,6 +50,9 @@ class CalibratedUnit:
             stored = {f"{head.name}.weight" if name == head.source else name: stored[name] for name in stored}
         self._stored = stored
         self._masters = {name: tensor.float() for name, tensor in stored.items()}
+        self._rotations = {
+            layer.name: layer.scheme.rotation for layer in unit.layers if layer.scheme and layer.scheme.rotation
+        }
         self._dtype = checkpoint.tensors[unit.layers[0].source].dtype
 
     def run(self) -> tuple[Outputs, list[LayerRow]]:
@@ -57,12 +60,15 @@ class CalibratedUnit:
         stream, number = self._stream, self._unit.block
         block = stream.head(self._stored) if number is None else stream.block(number, self._stored)
         stats = None if number is None else self._transform(block, number)
-        if stats is not None and not self._methods.rounding.needs and not self._methods.auto:
+        settled = not self._methods.rounding.needs and not self._methods.auto and not self._rotations
+        if stats is not None and settled:
             for stage, seen in stats.items():
                 stream.update(block, self._round(stage, seen))
             stream.advance(block)
         else:
-            stream.advance_staged(block, lambda stage, seen, _inputs: self._round(stage, seen), self._fields())
+            stream.advance_staged(
+                block, lambda stage, seen, _inputs: self._round(stage, seen), self._fields(), self._rotations
+            )
         stream.release(block)
         return self._outputs, [self._rows[name] for name in self._layers if name in self._rows]
 

@@ -132,7 +132,7 @@ def _disagreement(linear: str, said: Scheme | None, report: SavedReport) -> str 
     if said is None or row is None:
         where = "config.json" if said is None else "the report"
         return f"'{linear}' is not packed according to {where}"
-    wanted = replace(scheme(row.scheme), name=said.name, symmetric=said.symmetric)
+    wanted = replace(scheme(row.scheme), name=said.name, symmetric=said.symmetric, rotation=row.rotation)
     if wanted.with_group(row.group_size) != said:
         size = said.group_size or "channel"
         was = f"{row.scheme}, group {row.group_size or 'channel'}"

@@ -30,6 +30,7 @@ def dry_run_report(job: Job, out: Path) -> dict[str, Any]:
                 "scheme": layer.scheme.name if layer.scheme else None,
                 "method": job.methods.label() if layer.scheme else None,
                 "group_size": layer.scheme.group_size if layer.scheme else None,
+                "rotation": layer.scheme.rotation if layer.scheme else None,
                 "reason": layer.reason,
                 "bits_per_weight": layer.bits_per_weight,
                 "bytes_before": layer.bytes_before,

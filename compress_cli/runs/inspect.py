@@ -21,8 +21,9 @@ from .stored import SCALE, Packed, packed_linear, scaled, schemes
 class LayerView:
     """One matrix of the model. `scheme` is None for one that is stored plain, `dtype` that of its scales or elements.
 
-    `group_size` None is one scale a row. `bits_per_weight` counts scales and zero points. `method`, `weight_error` and
-    `output_error` are the report's, None where it does not say.
+    `group_size` None is one scale a row. `bits_per_weight` counts scales and zero points. `rotation` is the number of
+    inputs mixed before the product. `method`, `weight_error` and `output_error` are the report's, None where it does
+    not say.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LayerView:
     method: str | None = None
     weight_error: float | None = None
     output_error: float | None = None
+    rotation: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def _packed_row(linear: Packed, promised: SavedLayer | None) -> LayerView:
         method=None if promised is None else promised.method,
         weight_error=None if promised is None else promised.weight_error,
         output_error=None if promised is None else promised.output_error,
+        rotation=linear.scheme.rotation,
     )
 
 

@@ -67,7 +67,7 @@ def prepare(
     directory = embedded.model_path() if model is None else resolve(model)
     checkpoint = Checkpoint.open(directory)
     methods = chain(recipe)
-    plan = make_plan(recipe, checkpoint)
+    plan = make_plan(recipe, checkpoint, methods.fitted)
     schemes = {layer.scheme for layer in plan.quantized if layer.scheme is not None}
     check_fit(methods, schemes)
     check_modules(plan, trust_remote_code)

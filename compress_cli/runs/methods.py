@@ -1,18 +1,19 @@
-"""From a recipe's method names to functions with their settings: any number of transforms, then one rounding."""
+"""From a recipe's method names to functions with their settings: transforms, maybe a rotation, then one rounding."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from ...calibration.statistics import Field
 from ...formats.errors import InputError, nearest
 from ...formats.layout import has_input_scale
 from ...formats.scheme import Scheme
-from ...quantizers.method import Rounding, Transformation
-from ...quantizers.registry import ROUNDINGS, TRANSFORMS
+from ...quantizers.method import Rotation, Rounding, Transformation
+from ...quantizers.registry import ROTATIONS, ROUNDINGS, TRANSFORMS
 from ...quantizers.scales import check_rule, resolve
 from .recipe import Recipe
 
@@ -21,11 +22,12 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Chain:
-    """The transforms in order and the rounding, each with its settings filled in."""
+    """The transforms in order, the rotation and the rounding, each with its settings filled in."""
 
     transforms: tuple[tuple[Transformation, Mapping[str, Any]], ...]
     rounding: Rounding
     options: Mapping[str, Any]
+    rotation: tuple[Rotation, Mapping[str, Any]] | None = None
     auto: bool = False
 
     @property
@@ -40,11 +42,24 @@ class Chain:
         """Statistics that the rounding looks at."""
         return self.rounding.fields(self.options)
 
+    @property
+    def all(self) -> tuple[Transformation | Rotation | Rounding, ...]:
+        """Every method, in the order they are applied."""
+        turn = () if self.rotation is None else (self.rotation[0],)
+        return (*(transform for transform, _ in self.transforms), *turn, self.rounding)
+
+    def fitted(self, scheme: Scheme, in_features: int) -> Scheme:
+        """`scheme` as a linear of so many inputs gets it: rotated, where the chain says so. Raises InputError."""
+        if self.rotation is None:
+            return scheme
+        rotation, options = self.rotation
+        return replace(scheme, rotation=rotation.block(scheme, in_features, options))
+
     def label(self) -> str:
         """The names, joined as on the command line."""
         if self.auto:
             return AUTO
-        return ",".join([transform.name for transform, _ in self.transforms] + [self.rounding.name])
+        return ",".join(method.name for method in self.all)
 
 
 def chain(recipe: Recipe) -> Chain:
@@ -52,21 +67,21 @@ def chain(recipe: Recipe) -> Chain:
     if AUTO in recipe.methods:
         return _auto(recipe)
     names = _checked_names(recipe)
-    transforms = [name for name in names if name in TRANSFORMS]
-    if len(set(transforms)) != len(transforms):
-        raise InputError(f"--method {recipe.method}", "names a transform twice", "name each once")
-    last = TRANSFORMS[transforms[-1]] if transforms else None
+    changes = [name for name in names if name not in ROUNDINGS]
     if names[-1] in ROUNDINGS:
         rounding, defaults = ROUNDINGS[names[-1]], {}
-    elif last is not None:
-        rounding, defaults = ROUNDINGS[last.rounding], dict(last.rounding_options)
     else:
-        raise InputError(f"--method {recipe.method}", "has no rounding", "add rtn at the end")
+        last = TRANSFORMS.get(changes[-1]) or ROTATIONS[changes[-1]]
+        rounding, defaults = ROUNDINGS[last.rounding], dict(last.rounding_options)
     given = {**_given(recipe, rounding.name), **_rule(recipe, rounding)}
+    turn = ROTATIONS.get(changes[-1]) if changes else None
     return Chain(
-        tuple((TRANSFORMS[name], _settings(TRANSFORMS[name], rounding, recipe)) for name in transforms),
+        tuple(
+            (TRANSFORMS[name], _settings(TRANSFORMS[name], rounding, recipe)) for name in changes if name in TRANSFORMS
+        ),
         rounding,
         _filled(rounding, given, defaults),
+        None if turn is None else (turn, _filled(turn, _given(recipe, turn.name), {})),
     )
 
 
@@ -88,17 +103,20 @@ def _rule(recipe: Recipe, rounding: Rounding) -> dict[str, Any]:
 
 
 def _checked_names(recipe: Recipe) -> tuple[str, ...]:
-    names = recipe.methods
+    names, known = recipe.methods, [*TRANSFORMS, *ROTATIONS, *ROUNDINGS]
     if not names:
-        raise InputError("--method", "names no method", "use one of " + ", ".join([*TRANSFORMS, *ROUNDINGS]))
+        raise InputError("--method", "names no method", "use one of " + ", ".join(known))
     for name in names:
-        if name not in ROUNDINGS and name not in TRANSFORMS:
-            raise InputError(
-                f"--method {name}", "no method has this name", nearest(name, [AUTO, *TRANSFORMS, *ROUNDINGS])
-            )
-    for name in names[:-1]:
+        if name not in known:
+            raise InputError(f"--method {name}", "no method has this name", nearest(name, [AUTO, *known]))
+    flag = f"--method {recipe.method}"
+    for name, then in pairwise(names):
         if name in ROUNDINGS:
-            raise InputError(f"--method {recipe.method}", f"{name} rounds and must come last", "put transforms first")
+            raise InputError(flag, f"{name} rounds and must come last", "put transforms first")
+        if name in ROTATIONS and then not in ROUNDINGS:
+            raise InputError(flag, f"{name} changes the basis that {then} works in", f"put {then} first")
+    if len(set(names)) != len(names):
+        raise InputError(flag, "names a transform twice", "name each once")
     for name in recipe.options:
         if name not in names:
             raise InputError(f"options: {name}", "is not a method of this recipe", nearest(str(name), names))
@@ -113,7 +131,7 @@ def _settings(transform: Transformation, then: Rounding, recipe: Recipe) -> Mapp
 
 
 def _filled(
-    method: Rounding | Transformation, given: Mapping[str, Any], defaults: Mapping[str, Any]
+    method: Rounding | Transformation | Rotation, given: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     for key, value in given.items():
         name = f"options: {method.name}: {key}"
@@ -148,7 +166,7 @@ def check_fit(methods: Chain, schemes: set[Scheme]) -> None:
     """Raise InputError when a method of the chain, or its scale rule, does not work on one of the schemes."""
     for scheme in schemes if "scale_rule" in methods.options else ():
         resolve(methods.options["scale_rule"], scheme)
-    for method in [transform for transform, _ in methods.transforms] + [methods.rounding]:
+    for method in methods.all:
         for scheme in schemes:
             reason = method.misfit(scheme)
             if reason:

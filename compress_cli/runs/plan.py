@@ -7,7 +7,7 @@ here, before any work starts. `--dry-run` prints the plan and stops.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,12 @@ from .recipe import Recipe, Rule, resolved
 
 Spec = tuple[torch.dtype, tuple[int, ...]]
 Choice = Scheme | str  # a string says why the linear stays as it is
+Fitted = Callable[[Scheme, int], Scheme]  # (scheme, inputs of a linear) -> the scheme as that linear gets it
 QUANTIZABLE = (torch.bfloat16, torch.float16, torch.float32)
+ROTATED = (
+    "rotated inputs: transformers passes transform_config over and computes nonsense; load the output with "
+    "compress_llm, with an engine that applies it (vLLM), or call compressed_tensors.transform.apply_transform_config"
+)
 
 
 @dataclass(frozen=True)
@@ -114,11 +119,14 @@ def spec_bytes(spec: Spec) -> int:
     return spec[0].itemsize * math.prod(spec[1])
 
 
-def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
+def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = None) -> Plan:
     """Decide for every tensor of `checkpoint` what becomes of it.
 
-    Raises InputError for an already quantised source, unsupported dtypes, patterns that match nothing, group sizes that
-    do not divide, layers that engines fuse under different schemes, and a recipe that would quantise nothing.
+    `fitted` is what the methods make of a scheme for a linear (`Chain.fitted`).
+
+    Raises InputError for an already quantised source, unsupported dtypes, patterns that match nothing, group sizes and
+    rotations that do not divide, layers that engines fuse under different schemes, and a recipe that would quantise
+    nothing.
     """
     if checkpoint.quantization is not None:
         raise InputError(
@@ -129,6 +137,13 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     warnings = [] if facts.known else [f"unknown architecture {facts.name}: linears were found by name and shape"]
     sources = _sources(checkpoint, facts)
     chosen = _schemes(recipe, facts, sources, checkpoint)
+    if fitted is not None:
+        chosen = {
+            name: fitted(choice, checkpoint.tensors[sources[name]].shape[1]) if isinstance(choice, Scheme) else choice
+            for name, choice in chosen.items()
+        }
+    if any(isinstance(choice, Scheme) and choice.rotation for choice in chosen.values()):
+        warnings.append(ROTATED)
     _check_fused(facts, chosen)
     _check_row_blocks(facts, chosen, {name: checkpoint.tensors[source].shape[0] for name, source in sources.items()})
     if not any(isinstance(choice, Scheme) for choice in chosen.values()):

@@ -34,7 +34,7 @@ class LayerRow:
 
     `weight_error` is ‖W−Ŵ‖/‖W‖ of the weight that was rounded; `output_error` the relative root mean square error of
     the layer's output on the calibration text, null without calibration. `transformed` says that a transform rescaled
-    the weight first, so that it no longer equals the source's.
+    the weight first, so that it no longer equals the source's; `rotation` in which basis it was rounded (`Scheme`).
     """
 
     name: str
@@ -46,6 +46,7 @@ class LayerRow:
     weight_error: float
     output_error: float | None = None
     transformed: bool = False
+    rotation: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -195,6 +196,18 @@ Quantised with `compress` {report.versions["compress"]}:
 | calibration | {calibrated} |
 | source sha256 | `{report.source_sha256}` |
 
-Load it with `compress_llm.load(directory)`, or with transformers, vLLM or SGLang through `compressed-tensors`. Every
+{_loaders(report)} Every
 layer is listed in `{TABLE}`, every setting and hash in `{REPORT}`. Check it with `compress verify`.
 """
+
+
+def _loaders(report: Report) -> str:
+    """Who reads the output: transformers 5.24 decodes the weights of a rotated linear and leaves its inputs alone."""
+    if any(row.rotation for row in report.layers):
+        return (
+            "Its linears rotate their inputs (`transform_config`). Load it with `compress_llm.load(directory)`, or an "
+            "engine that\napplies that, such as vLLM; after transformers has loaded it, call "
+            "`compressed_tensors.transform.apply_transform_config`."
+        )
+    engines = "transformers, vLLM or SGLang through `compressed-tensors`"
+    return f"Load it with `compress_llm.load(directory)`, or with {engines}."

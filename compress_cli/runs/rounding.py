@@ -20,6 +20,7 @@ from ...formats.layout import has_input_scale
 from ...formats.packings import packing
 from ...formats.rounded import Rounded
 from ...formats.scheme import Scheme
+from ...kernels.hadamard import rotated
 from ...quantizers.input_scales import input_scale
 from ...quantizers.method import Rounding
 from ...quantizers.registry import ROUNDINGS
@@ -43,7 +44,7 @@ class Pick:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """Tensors by checkpoint name, the report's row, and the decoded weight [out, in] in the checkpoint's dtype."""
+    """Tensors by checkpoint name, the report's row, and the decoded weight [out, in] as the checkpoint had it."""
 
     tensors: dict[str, Tensor]
     row: LayerRow
@@ -62,6 +63,7 @@ def round_layer(
 ) -> PackedLayer:
     """Round `weight` (float32 [out, in]) as `pick` says and pack it; `dtype` is the checkpoint's, and that of scales.
 
+    The weight of a rotated scheme is rotated first; `stats` are of inputs in that basis, and so are the errors.
     `peak` is the largest magnitude of all weights that have to agree with this one on what spans a tensor (`peaks`).
 
     A linear whose inputs no calibration token reached (an expert that was never chosen) is rounded to nearest, and its
@@ -72,6 +74,7 @@ def round_layer(
     if stats is not None and stats.tokens == 0:
         stats, pick = None, _unseen(pick)
     scheme = layer.scheme
+    weight = rotated(weight, scheme)
     result = pick.rounding.function(weight, scheme, stats, dtype, pick.options, peak)
     if has_input_scale(scheme):
         result = replace(result, input_scale=_input_scale(layer.name, scheme, stats, dtype))
@@ -88,9 +91,11 @@ def round_layer(
         weight_error=relative_error(zip(weight.split(ROWS), decoded.split(ROWS), strict=True)),
         output_error=_relative_output_error(weight, decoded, stats),
         transformed=transformed,
+        rotation=scheme.rotation,
         details={**pick.details, **_scale_details(pick, result)},
     )
-    return PackedLayer({f"{layer.name}.{suffix}": tensor for suffix, tensor in tensors.items()}, row, decoded.to(dtype))
+    back = rotated(decoded, scheme).to(dtype)
+    return PackedLayer({f"{layer.name}.{suffix}": tensor for suffix, tensor in tensors.items()}, row, back)
 
 
 def peaks(facts: Architecture, layers: Iterable[Layer], weight: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
@@ -99,7 +104,12 @@ def peaks(facts: Architecture, layers: Iterable[Layer], weight: Callable[[Layer]
     `weight` gives the weight of a layer, of which one is held at a time.
     """
     spanning = {layer.name: layer for layer in layers if layer.scheme is not None and layer.scheme.spans_tensor}
-    own = {name: torch.stack(torch.aminmax(weight(layer))).abs().amax() for name, layer in spanning.items()}
+    own: dict[str, Tensor] = {}
+    for name, layer in spanning.items():
+        scheme = layer.scheme
+        found = weight(layer)
+        turned = found if scheme is None else rotated(found.float(), scheme)
+        own[name] = torch.stack(torch.aminmax(turned)).abs().amax()
     return {name: torch.stack([own[other] for other in facts.fused_names(name) if other in own]).amax() for name in own}
 
 

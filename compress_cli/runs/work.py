@@ -12,6 +12,7 @@ from torch import Tensor
 from ...formats.headers import TensorInfo
 from ...formats.packings import packing
 from ...formats.tensor_bytes import read_tensor
+from ...kernels.hadamard import rotated
 from .calibrated import CalibratedUnit, Outputs
 from .finite import check_finite, check_finite_on_disk
 from .methods import Chain
@@ -66,7 +67,7 @@ class Worker:
             if layer.scheme is not None:
                 parts = {name.removeprefix(f"{layer.name}."): weights.pop(name) for name in layer.outputs}
                 rounded = packing(layer.scheme).unpack(parts, layer.scheme, layer.shape)
-                weights[f"{layer.name}.weight"] = rounded.dequantize(self._dtype(layer))
+                weights[f"{layer.name}.weight"] = rotated(rounded.dequantize(), layer.scheme).to(self._dtype(layer))
         block = self.stream.block(unit.block, weights)
         self.stream.advance(block)
         self.stream.release(block)

@@ -166,7 +166,7 @@ GROUP = "config_groups/group_0"
         ("quantization_status", "frozen", "quantization_status: is 'frozen'"),
         ("kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme: asks for something that is not read"),
         ("sparsity_config", {"format": "sparse-24-bitmask"}, "sparsity_config: asks for"),
-        ("transform_config", {"config_groups": {"u": {"type": "hadamard"}}}, "transform_config: asks for"),
+        ("transform_config", {"config_groups": {"u": {"type": "random-matrix"}}}, "u: asks for another transform"),
         ("moe_sparsity_config", {"layers": [1]}, "moe_sparsity_config: asks for"),
         ("config_groups", ["Linear"], "config_groups: is not a mapping"),
         ("ignore", "lm_head", "ignore: is not a list of names"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compress_llm.compress_cli.runs.methods import chain, check_fit, fields_wanted
@@ -36,6 +38,10 @@ def test_plain_rounding_needs_no_text_and_static_inputs_do() -> None:
         (Recipe(method=""), ("names no method",)),
         (Recipe(method="gptq,awq"), ("gptq", "must come last")),
         (Recipe(method="awq,awq,rtn"), ("twice",)),
+        (Recipe(method="hadamard,awq,rtn"), ("hadamard", "put awq first")),
+        (Recipe(method="hadamard,hadamard"), ("hadamard",)),
+        (Recipe(method="hadamrd"), ("did you mean 'hadamard'",)),
+        (Recipe(method="hadamard", options={"hadamard": {"block": "wide"}}), ("block", "int")),
         (Recipe(method="auto,gptq"), ("auto",)),
         (Recipe(scale_rule="msee"), ("--scale-rule msee", "mse")),
         (Recipe(options={"awq": {}}), ("options: awq", "rtn")),
@@ -76,3 +82,13 @@ def test_settings_are_checked_before_any_work(recipe: Recipe, words: tuple[str, 
 
 def test_whole_numbers_do_for_real_settings() -> None:
     assert chain(Recipe(method="gptq", options={"gptq": {"damp": 1}})).options["damp"] == 1
+
+
+def test_a_rotation_goes_between_transforms_and_rounding() -> None:
+    found = chain(Recipe(method="awq,hadamard,gptq", options={"hadamard": {"block": 64}}))
+    assert found.label() == "awq,hadamard,gptq" and [row.name for row, _ in found.transforms] == ["awq"]
+    fitted = found.fitted(SCHEMES["W4A16"], 576)
+    assert fitted.rotation == 64 and replace(fitted, rotation=None) == SCHEMES["W4A16"]
+    assert chain(Recipe(method="gptq")).fitted(SCHEMES["W4A16"], 576) == SCHEMES["W4A16"]
+    assert chain(Recipe(method="hadamard")).rounding.name == "rtn"
+    assert fields_wanted(chain(Recipe(method="hadamard")), {SCHEMES["W4A16"]}) == frozenset()

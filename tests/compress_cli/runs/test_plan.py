@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from compress_llm.compress_cli.runs.methods import chain
 from compress_llm.compress_cli.runs.plan import Plan, ignored_modules, make_plan
-from compress_llm.compress_cli.runs.recipe import Recipe, from_dict
+from compress_llm.compress_cli.runs.recipe import Recipe, Rule, from_dict
 from compress_llm.formats.checkpoint import Checkpoint
 from compress_llm.formats.errors import InputError
 
@@ -106,6 +108,17 @@ def test_a_dtype_that_cannot_be_quantised_is_refused(save_model: Callable[..., P
 
 def test_defaults_are_the_empty_recipe() -> None:
     assert from_dict({}) == Recipe()
+
+
+def test_rotations_fit_every_linear_or_are_refused_with_its_width(tiny_llama: Path) -> None:
+    recipe = Recipe(group_size=32, method="hadamard", rules=(Rule("down_proj", "W8A8"),))
+    plan = make_plan(recipe, Checkpoint.open(tiny_llama), chain(recipe).fitted)
+    blocks = {layer.name.rpartition(".")[2]: layer.scheme.rotation for layer in plan.quantized if layer.scheme}
+    assert len(blocks) == 7 and set(blocks.values()) == {32}
+    assert any("transform_config" in warning for warning in plan.warnings)
+    wide = replace(recipe, options={"hadamard": {"block": 64}})
+    with pytest.raises(InputError, match="block 64: does not fit 96 inputs"):
+        make_plan(wide, Checkpoint.open(tiny_llama), chain(wide).fitted)
 
 
 @pytest.mark.parametrize("size", [None, "auto"])

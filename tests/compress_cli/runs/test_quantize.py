@@ -32,6 +32,9 @@ RECIPES = {
     "gptq": Recipe(group_size=32, method="gptq", **SMALL_RUN),
     "awq,gptq": Recipe(group_size=32, method="awq,gptq", **SMALL_RUN),
     "smoothquant": Recipe(scheme="W8A8", method="smoothquant,gptq", **SMALL_RUN),
+    "hadamard": Recipe(group_size=32, method="hadamard"),
+    "hadamard,gptq": Recipe(scheme="NVFP4", method="hadamard,gptq", lm_head="W8A8", **SMALL_RUN),
+    "awq,hadamard": Recipe(scheme="W8A8_STATIC", method="awq,hadamard", **SMALL_RUN),
     "hqq": Recipe(scheme="W4A16_ASYM", group_size=32, method="hqq"),
     "auto": Recipe(group_size=32, method="auto", **{**SMALL_RUN, "batch_size": 8}),
     "data": Recipe(group_size=32, **SMALL_RUN),
@@ -67,6 +70,14 @@ def test_same_bytes_again_and_what_the_plan_promised(name: str, tiny_llama: Path
     assert json.loads((first / "compress_report.json").read_text())["totals"]["bytes_after"] == sum(
         value.nbytes for value in tensors.values()
     )
+
+
+def test_the_card_of_a_rotated_output_says_what_transformers_leaves_out(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "plain", RECIPES["rtn"])
+    report = quantize(str(tiny_llama), tmp_path / "turned", RECIPES["hadamard"])
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("plain", "turned")]
+    assert ["apply_transform_config" in card for card in cards] == [False, True]
+    assert any("apply_transform_config" in warning for warning in report.warnings)
 
 
 @pytest.mark.parametrize("method", ["rtn", "awq,gptq"])
@@ -149,7 +160,14 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize(
     ("name", "after"),
-    [*(("rtn", unit) for unit in range(4)), ("gptq", 1), ("awq,gptq", 2), ("static", 1), ("head", 2)],
+    [
+        *(("rtn", unit) for unit in range(4)),
+        ("gptq", 1),
+        ("hadamard,gptq", 1),
+        ("awq,gptq", 2),
+        ("static", 1),
+        ("head", 2),
+    ],
 )
 def test_resumed_after_any_unit_gives_the_same_bytes(
     name: str, after: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -29,6 +29,8 @@ RECIPES = {
     "mixed": Recipe(group_size=32, rules=(Rule("down_proj", "W8A8"),), ignore=("o_proj",), lm_head="W8A16"),
     "gptq": Recipe(group_size=32, method="gptq", **SMALL_RUN),
     "awq": Recipe(group_size=32, method="awq,rtn", **SMALL_RUN),
+    "hadamard": Recipe(scheme="MXFP4", method="hadamard,rtn", lm_head="W8A16"),
+    "awq,hadamard": Recipe(group_size=32, method="awq,hadamard,gptq", **SMALL_RUN),
 }
 SCALE = "model.layers.1.mlp.up_proj.weight_scale"
 
