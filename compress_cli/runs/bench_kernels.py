@@ -7,14 +7,13 @@ to the next, is a fault of the report, however fast.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...formats.layout import input_suffix
 from ...formats.packings import packing
 from ...formats.progress import Track
 from ...formats.rounded import QParams, Rounded
@@ -27,6 +26,8 @@ from ...kernels.lowbit.product import picked, product
 from ...kernels.reference import decode_rows
 from ...kernels.registry import Pick
 from ...kernels.sparse_linear import fits
+from ...quantizers.input_scales import input_scale
+from ...quantizers.scales import shared, storage
 from .bench_sparse import SparseWeights
 from .kernel_check import MOST, errors
 from .timing import Call, Limits, Timing, copies, interleaved
@@ -183,35 +184,22 @@ def random_weight(
 ) -> dict[str, Tensor]:
     """Tensors by suffix of a weight whose codes use the whole grid, with scales like those of a trained model."""
     rows, columns = shape
-    grid, generator = scheme.grid, torch.Generator(device).manual_seed(0)
-    reach = grid.highest - grid.lowest + 0.9
-    codes = grid.encode(torch.rand(shape, device=device, generator=generator).mul_(reach).add_(grid.lowest - 0.45))
+    grid, groups = scheme.grid, scheme.groups(columns)
+    generator = torch.Generator(device).manual_seed(0)
+    low, high = int(grid.lowest), int(grid.highest)
+    values = torch.empty(shape, device=device).uniform_(low - 0.5, high + 0.5, generator=generator)
+    step = (0.5 + torch.rand(rows, groups, device=device, generator=generator)) * 0.05 / grid.reach
+    step = shared(step, scheme.sharing_rows(rows), torch.amax)
     zero = None
     if not scheme.symmetric:
-        low, high, size = int(grid.lowest) // 2, int(grid.highest) // 2, (rows, scheme.groups(columns))
-        zero = torch.randint(low, high, size, dtype=torch.int8, device=device, generator=generator)
+        size = (rows, groups)
+        zero = torch.randint(low // 2, high // 2, size, dtype=torch.int8, device=device, generator=generator)
         zero = zero.to(dtype) + 0.25 if scheme.zero_dtype == "float" else zero
-    suffix, input_scale = input_suffix(scheme), None
-    if suffix is not None:
-        wide = suffix == "input_global_scale"
-        input_scale = torch.tensor([64.0 if wide else 0.03], dtype=torch.float32 if wide else dtype, device=device)
-    params = replace(_random_scales(scheme, shape, dtype, generator), zero=zero)
-    return packing(scheme).pack(Rounded(scheme, codes, params, input_scale))
-
-
-def _random_scales(scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype, generator: torch.Generator) -> QParams:
-    """Scales that bring the largest codes to .025 … .075, alike for rows that share them."""
-    rows, columns = shape
-    shared = scheme.sharing_rows(rows)
-    spread = torch.rand(-(-rows // shared), scheme.groups(columns), device=generator.device, generator=generator)
-    scale = ((0.5 + spread) * 0.05 / scheme.grid.reach).repeat_interleave(shared, dim=0)[:rows]
-    if scheme.scale_grid is None:
-        return QParams(scale.to(dtype))
-    whole = None
-    if scheme.global_scale:
-        whole = (scheme.scale_grid.reach / scale.amax()).view(1)
-        scale = scale * whole
-    return QParams(scheme.scale_grid.encode(scale), None, scheme.scale_grid, whole)
+    like = QParams(step, zero)
+    params = storage(scheme, "minmax", dtype, step.amax() * grid.reach).refit(step, like)
+    given = None if scheme.activation is None else input_scale(scheme.activation, 4 * torch.ones(columns), dtype)
+    given = None if given is None else given.to(device)
+    return packing(scheme).pack(Rounded(scheme, grid.encode(values), params, given))
 
 
 def _copy(weight: Arranged) -> Arranged:

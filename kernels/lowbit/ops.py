@@ -98,6 +98,21 @@ def _narrow(floating: bool) -> torch.dtype:
     return torch.float8_e4m3fn if floating else torch.int8
 
 
+@torch.library.custom_op("compress_llm::round_inputs", mutates_args=())
+def round_inputs(x: Tensor, given: Tensor | None, grid: str, group: int, coded: bool) -> Tensor:
+    """x [M, in] rounded to codes and back: see `triton_round.quantize`."""
+    from .triton_round import quantize
+
+    early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    return quantize(x.contiguous(), grid, group, coded, given, early)
+
+
+@round_inputs.register_fake
+def _(x: Tensor, given: Tensor | None, grid: str, group: int, coded: bool) -> Tensor:
+    del given, grid, group, coded
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def inputs(
     x: Tensor, weight: Arranged, activation: Activation | None = None, input_scale: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -108,7 +123,12 @@ def inputs(
     """
     if weight.narrow:
         return torch.ops.compress_llm.quantize_tokens(x, input_scale, weight.floating)
-    return x if activation is None else quantize_activation(x, activation, input_scale), None
+    if activation is None:
+        return x, None
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and activation.granularity != "tensor":
+        kind = (activation.grid.name, activation.group_size or 0, activation.scale_grid is not None)
+        return torch.ops.compress_llm.round_inputs(x, input_scale, *kind), None
+    return quantize_activation(x, activation, input_scale), None
 
 
 def apply(

@@ -5,7 +5,7 @@ One program a token: what is read once is normalised, measured and rounded in re
 """
 
 # What Triton compiles means other things than it says as Python.
-# pyright: reportCallIssue=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _quantize(
     if FLOATING:
         q = tl.minimum(tl.maximum(q, -448.0), 448.0)
         if TWIN:
-            q = on_e4m3(q)
+            q = on_grid(q, 3, -6)
         tl.store(codes_ptr + token * K + k, q.to(tl.float8e4nv), mask=k < K)
     else:
         q = tl.minimum(tl.maximum(q, -128.0), 127.0)
@@ -65,10 +65,10 @@ def rounded(x, HALF: tl.constexpr, BRAIN: tl.constexpr):
 
 
 @triton.jit
-def on_e4m3(x):
-    """float32 `x` within ±448 rounded to the nearest E4M3 number, halves to even, as float32: a GPU does it itself."""
-    power = tl.maximum(x.to(tl.uint32, bitcast=True) & 0x7F800000, 121 << 23)  # 2^-6: below, steps are the same
-    away = (power + (20 << 23)).to(tl.float32, bitcast=True) * 1.5  # the sum has room for three bits of mantissa
+def on_grid(x, MANTISSA: tl.constexpr, LEAST: tl.constexpr):
+    """float32 `x` rounded to so many bits of mantissa, halves to even; below 2^LEAST steps stay the same."""
+    power = tl.maximum(x.to(tl.uint32, bitcast=True) & 0x7F800000, (127 + LEAST) << 23)
+    away = (power + ((23 - MANTISSA) << 23)).to(tl.float32, bitcast=True) * 1.5  # the sum has no room for more
     return (x + away) - away
 
 

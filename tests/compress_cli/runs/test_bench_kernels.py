@@ -59,6 +59,7 @@ def test_random_weights_use_the_whole_grid(name: str) -> None:
     rounded = packing(row).unpack(random_weight(row, (64, 256), torch.bfloat16, CPU), row, (64, 256))
     values = row.grid.decode(rounded.codes)
     assert (float(values.min()), float(values.max())) == (row.grid.lowest, row.grid.highest)
+    assert bool(rounded.dequantize().isfinite().all())
 
 
 def test_a_cell_of_a_sparse_scheme(fixed_times: list) -> None:

@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from compress_llm.kernels.lowbit import triton_gemm, triton_narrow, triton_quantize, triton_scaled
+from compress_llm.kernels.lowbit import triton_gemm, triton_narrow, triton_quantize, triton_round, triton_scaled
 
 POINTERS = {"bias_ptr": "*bf16", "y_ptr": "*bf16", "factor_ptr": "*fp32", "factors_ptr": "*fp32", "scale_ptr": "*fp32"}
 POINTERS |= {"token_scale_ptr": "*fp32", "row_scale_ptr": "*fp32", "partial_ptr": "*fp32", "x_ptr": "*bf16"}
@@ -47,6 +47,9 @@ def main() -> None:
     constants = {"NORM": False, "GIVEN": False, "WIDTH": 512, "PDL": True, "HALF": False, "BRAIN": True}
     constants |= {"FLOATING": True, "TWIN": False}
     compiled("quantize", triton_quantize._quantize, 90, constants, {"codes_ptr": "*fp8e4nv"})
+    floats = dict.fromkeys(("lowest", "highest", "reach", "reach_power", "tiny"), "fp32")
+    constants = {"SPAN": 16, "WIDTH": 512, "SCALES": 2, "MANTISSA": 1, "LEAST": 0, "HALF": False, "BRAIN": True}
+    compiled("round", triton_round._round, 90, constants | {"PDL": True}, floats)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ def test_floating_point_operators_keep_their_promises(float_sample) -> None:
     given = (x, *weight.tensors, None, 4, 16, 72, True)
     torch.library.opcheck(torch.ops.compress_llm.linear, given, test_utils=checks)
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, True), test_utils=checks[1:])
+    torch.library.opcheck(torch.ops.compress_llm.round_inputs, (x, None, "e2m1", 32, True), test_utils=checks)
     given = (*ops.quantize_tokens(x, None, True), narrow.codes, narrow.factors, None, torch.float16)
     torch.library.opcheck(
         torch.ops.compress_llm.narrow_linear, given, test_utils=checks[1:]
