@@ -12,19 +12,23 @@ from ..formats.scheme import Scheme
 from .method import Options, Rotation
 
 LARGEST = 128  # of the blocks that fused kernels rotate while they quantise
+ENOUGH = 32
+"""Inputs that one scale must span for its block to be the rotation's. KL of bookllama-7m on development text, rotation
+and GPTQ against rounding to nearest: MXFP4 in blocks of 32 -45 %, of 64 -43 %; NVFP4, whose scales span 16, in blocks of
+16 -21 %, of 64 -24 %."""
 
 
 def block_size(scheme: Scheme, in_features: int, options: Options) -> int:
     """How many neighbouring inputs of a linear are mixed: option `block`, or, where it is 0, the block of a scale.
 
-    Schemes with wide scales get the largest power of two up to `LARGEST` that divides. Raises InputError for a block
-    that is no power of two or does not divide `in_features`, naming those that would.
+    Where that is short, or no power of two, it is the largest one up to `LARGEST` that divides. Raises InputError for a
+    block that is no power of two or does not divide `in_features`, naming those that would.
     """
     fits = [size for size in _powers(LARGEST) if in_features % size == 0]
     asked = options["block"]
     if asked == 0:
         span = scheme.span(in_features)
-        here = [size for size in fits if size == span] or fits
+        here = [size for size in fits if size == span >= ENOUGH] or fits
         if not here:
             raise InputError("--method hadamard", f"no power of two divides {in_features} inputs", "ignore this linear")
         return here[-1]

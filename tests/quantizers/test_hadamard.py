@@ -11,7 +11,16 @@ from compress_llm.quantizers.hadamard import HADAMARD, block_size
 
 @pytest.mark.parametrize(
     ("group", "width", "block"),
-    [(32, 576, 32), (64, 576, 64), (48, 576, 64), (128, 4096, 128), ("channel", 576, 64), ("channel", 4096, 128)],
+    [
+        (32, 576, 32),
+        (64, 576, 64),
+        (16, 576, 64),
+        (16, 4096, 128),
+        (48, 576, 64),
+        (128, 4096, 128),
+        ("channel", 576, 64),
+        ("channel", 4096, 128),
+    ],
 )
 def test_the_block_of_a_scale_or_the_largest_that_divides(group: int | str, width: int, block: int) -> None:
     assert block_size(SCHEMES["W4A16"].with_group(group), width, HADAMARD.options) == block  # type: ignore[arg-type]
