@@ -119,6 +119,20 @@ def test_cuda_fp8(float_sample, error, device, tokens, exact) -> None:
 
 
 @gpu
+@pytest.mark.parametrize("exact", [0, 1])
+@pytest.mark.parametrize(
+    "shape", [{"tokens": 256, "pair": 2}, {"tokens": 64, "depth": 2, "splits": 2}, {"tokens": 32, "ways": 2}]
+)
+def test_cuda_fp8_in_parts(float_sample, error, device, shape, exact) -> None:
+    weight = float_sample("narrow", 1096, 1088, device)
+    x = (torch.randn(300, 1088, device=device) * 50).to(torch.float8_e4m3fn)
+    scale, y = torch.rand(300, device=device) + 0.5, torch.empty(300, 1096, device=device).bfloat16()
+    product.run(x, weight.arranged, y, GemmConfig(exact=exact, **shape), None, scale)
+    wanted = x.double().cpu() @ weight.exact.T * scale.double().cpu()[:, None]
+    assert error(y, wanted) < (1.5 if exact else 4) * error(wanted.bfloat16(), wanted)
+
+
+@gpu
 @pytest.mark.parametrize("tokens", [1, 17, 100, 300])
 def test_cuda_int8(sample, error, device, tokens) -> None:
     weight = sample(1096, 1088, 8, 0, device=device, narrow=True)
