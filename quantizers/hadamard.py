@@ -14,8 +14,8 @@ from .method import Options, Rotation
 LARGEST = 128  # of the blocks that fused kernels rotate while they quantise
 ENOUGH = 32
 """Inputs that one scale must span for its block to be the rotation's. KL of bookllama-7m on development text, rotation
-and GPTQ against rounding to nearest: MXFP4 in blocks of 32 -45 %, of 64 -43 %; NVFP4, whose scales span 16, in blocks of
-16 -21 %, of 64 -24 %."""
+and GPTQ against rounding to nearest: MXFP4 in blocks of 32 -45 %, of 64 -43 %; NVFP4, whose scales span 16, in blocks
+of 16 -21 %, of 64 and 128 -24 %."""
 
 
 def block_size(scheme: Scheme, in_features: int, options: Options) -> int:
