@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -53,6 +53,11 @@ class Rounded:
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)."""
         return self.codes.shape[0], self.codes.shape[1]
+
+    def rows(self, start: int, stop: int) -> Rounded:
+        """Rows `start` to `stop` of the same weight."""
+        zero = None if self.params.zero is None else self.params.zero[start:stop]
+        return replace(self, codes=self.codes[start:stop], params=QParams(self.params.scale[start:stop], zero))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [out, in] that the codes stand for: (code - zero) * scale, exact in float32, then one rounding."""

@@ -6,11 +6,13 @@ special cases for its name. Preset names are the ones that compressed-tensors, v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .errors import InputError, nearest
-from .grids import INT4, INT8, Grid
+from .grids import INT4, INT8, UNROUNDED, Grid, Unrounded
+from .sparsity import Sparsity
 
 Strategy = Literal["channel", "group"]
 GroupSize = int | Literal["channel", "auto"]
@@ -36,7 +38,8 @@ class Scheme:
 
     `group_size` is the number of neighbouring inputs that share a scale, for strategy "group". `symmetric` grids have
     no zero point, else `zero_dtype` says whether it is a code or a real number in the dtype of the scales. `packing`
-    names the layout on disk (`formats/packings.py`).
+    names the layout on disk (`formats/packings.py`). `sparsity` says how many weights are dropped, None for none;
+    `layouts` maps what `--sparse-layout` may ask for to packings. `method` is the one to use where none is named.
     """
 
     name: str
@@ -48,6 +51,14 @@ class Scheme:
     activation: Activation | None = None
     groupable: bool = True
     zero_dtype: Literal["int", "float"] = "int"
+    sparsity: Sparsity | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    method: str = "rtn"
+
+    @property
+    def rounds(self) -> bool:
+        """Whether weights become codes; else they are stored as the model has them."""
+        return not isinstance(self.grid, Unrounded)
 
     def groups(self, in_features: int) -> int:
         """Number of scales along the input of a row with `in_features` weights."""
@@ -67,9 +78,8 @@ class Scheme:
         if group_size < 1:
             raise InputError(f"--group-size {group_size}", "is not a group size", "give a positive number or channel")
         if not self.groupable:
-            raise InputError(
-                f"--group-size {group_size}", f"scheme {self.name} has one scale an output row", "use channel"
-            )
+            has = "one scale an output row" if self.rounds else "no scales"
+            raise InputError(f"--group-size {group_size}", f"scheme {self.name} has {has}", "use channel")
         return replace(self, strategy="group", group_size=group_size)
 
     def with_symmetry(self, symmetric: bool) -> Scheme:
@@ -82,7 +92,30 @@ class Scheme:
         name = self.name.removesuffix("_ASYM") + ("" if symmetric else "_ASYM")
         return replace(self, name=name, symmetric=symmetric)
 
+    def with_sparsity(self, ratio: float | None, pattern: str | None) -> Scheme:
+        """The same scheme with another share of weights dropped, or in another pattern; None leaves them as they are.
 
+        Raises InputError for a scheme that drops none, and for what `Sparsity` refuses.
+        """
+        if ratio is None and pattern is None:
+            return self
+        if self.sparsity is None:
+            flag = f"--sparsity {ratio}" if ratio is not None else f"--pattern {pattern}"
+            raise InputError(flag, f"scheme {self.name} drops no weights", "leave it out, or use a sparse scheme")
+        kept = self.sparsity
+        return replace(self, sparsity=Sparsity(kept.ratio if ratio is None else ratio, pattern or kept.pattern))
+
+    def with_layout(self, layout: str | None) -> Scheme:
+        """The same scheme in another of its layouts. Raises InputError for one that it does not have."""
+        if layout is None:
+            return self
+        if layout not in self.layouts:
+            fix = nearest(layout, self.layouts) if self.layouts else "leave it out"
+            raise InputError(f"--sparse-layout {layout}", f"scheme {self.name} has no such layout", fix)
+        return replace(self, packing=self.layouts[layout])
+
+
+_SPARSE_LAYOUTS = {"three-layer": "compress-three-layer", "bitmap": "compress-bitmap"}
 SCHEMES: dict[str, Scheme] = {
     row.name: row
     for row in (
@@ -109,6 +142,18 @@ SCHEMES: dict[str, Scheme] = {
             activation=Activation(INT8, granularity="tensor", dynamic=False),
             groupable=False,
         ),
+        Scheme(
+            "SPARSE50",
+            UNROUNDED,
+            "compress-three-layer",
+            strategy="channel",
+            group_size=None,
+            groupable=False,
+            sparsity=Sparsity(),
+            layouts=_SPARSE_LAYOUTS,
+            method="sparsegpt",
+        ),
+        Scheme("SPARSE50_W4A16", INT4, "compress-bitmap-codes", sparsity=Sparsity(), method="sparsegpt"),
     )
 }
 ALIASES = {"INT8": "W8A8", "INT4": "W4A16"}

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..formats.errors import InputError, nearest
 from ..formats.scheme import Activation, Scheme
+from .sparse_reference import SPARSE, bitmap_codes
 
 WORD_BITS = 32
 Decode = Callable[[Mapping[str, Tensor], Scheme, int, slice], tuple[Tensor, Tensor | None]]
@@ -49,8 +50,12 @@ def decode_rows(
     """Rows `start` to `stop` of the weight (out, in) = `shape` that `tensors` (suffix -> tensor) stand for.
 
     [rows, in] in `dtype`: (code - zero) times scale in float32, where it is exact for half-precision scales, rounded
-    once. Raises InputError for a packing without a reference and for a missing tensor.
+    once; weights that are not rounded as they are. Raises InputError for a packing without a reference and for a
+    missing tensor.
     """
+    if scheme.packing in SPARSE:
+        _need(tensors, SPARSE[scheme.packing].suffixes, scheme)
+        return SPARSE[scheme.packing].rows(tensors, shape, slice(start, shape[0] if stop is None else stop)).to(dtype)
     rows = packed_codes(tensors, scheme, shape, start, stop)
     values = rows.codes.to(torch.float32).view(*rows.scale.shape, -1)
     if rows.zero is not None:
@@ -68,14 +73,18 @@ def packed_codes(
     if scheme.packing not in REFERENCES:
         raise InputError(f"packing {scheme.packing}", "has no reference decoder", nearest(scheme.packing, REFERENCES))
     reference = REFERENCES[scheme.packing]
-    for suffix in reference.suffixes(scheme):
-        if suffix not in tensors:
-            cause = f"is missing from a weight stored as {scheme.packing}"
-            raise InputError(suffix, cause, "use a complete checkpoint")
+    _need(tensors, reference.suffixes(scheme), scheme)
     out_features, in_features = shape
     rows = slice(start, out_features if stop is None else stop)
     codes, zero = reference.codes(tensors, scheme, in_features, rows)
     return Codes(codes, tensors["weight_scale"][rows], zero)
+
+
+def _need(tensors: Mapping[str, Tensor], suffixes: tuple[str, ...], scheme: Scheme) -> None:
+    for suffix in suffixes:
+        if suffix not in tensors:
+            cause = f"is missing from a weight stored as {scheme.packing}"
+            raise InputError(suffix, cause, "use a complete checkpoint")
 
 
 def quantize_activation(x: Tensor, activation: Activation, input_scale: Tensor | None = None) -> Tensor:
@@ -144,6 +153,10 @@ def _plain_codes(
     return tensors["weight"][rows], None
 
 
+def _bitmap_suffixes(_scheme: Scheme) -> tuple[str, ...]:
+    return ("weight_bitmap", "weight_row_offsets", "weight_packed", "weight_scale")
+
+
 def _packed_suffixes(scheme: Scheme) -> tuple[str, ...]:
     base = ("weight_packed", "weight_scale")
     return base if scheme.symmetric else (*base, "weight_zero_point")
@@ -159,4 +172,5 @@ REFERENCES: dict[str, Reference] = {
     "pack-quantized": Reference(_packed_codes, _packed_suffixes),
     "compress-int4-float-zero": Reference(_float_zero_codes, _packed_suffixes),
     "int-quantized": Reference(_plain_codes, _plain_suffixes),
+    "compress-bitmap-codes": Reference(bitmap_codes, _bitmap_suffixes),
 }
