@@ -21,11 +21,18 @@ WORST = 8
 @click.command("quantize", cls=options.Command)
 @click.argument("model", required=False)
 @click.option("--output", "-o", "out", required=True, type=click.Path(path_type=Path), help="Directory to write.")
-@click.option("--scheme", help="W4A16 (default), W4A16_ASYM, W4A16_HQQ, W8A16, W8A8, W8A8_STATIC.")
-@click.option("--method", help="Transforms, then one rounding, separated by commas.  [default: rtn]")
+@click.option(
+    "--scheme", help="W4A16 (default), W4A16_ASYM, W4A16_HQQ, W8A16, W8A8, W8A8_STATIC, SPARSE50, SPARSE50_W4A16."
+)
+@click.option("--method", help="Transforms or a sparsifier, then one rounding, separated by commas.")
 @click.option("--group-size", metavar="N|channel|auto", help="Inputs that share a scale; auto fits each layer.")
 @click.option("--sym/--asym", "symmetric", default=None, help="Without or with zero points.")
 @click.option("--scale-rule", metavar="NAME", help="How scales are chosen: minmax, mse, local-hessian.")
+@click.option("--sparsity", type=float, help="Share of weights that sparse schemes drop, 0.3 to 0.7.")
+@click.option("--pattern", metavar="NAME", help="Which of them may go: unstructured, 2:4, 4:8.")
+@click.option("--allocate", metavar="RULE", help="Ratios by layer at the same average: owl, error.")
+@click.option("--refit", is_flag=True, default=None, help="Fit what pruning leaves to the outputs of the whole weight.")
+@click.option("--sparse-layout", metavar="NAME", help="How sparse weights are stored: three-layer, bitmap.")
 @click.option("--target", "targets", multiple=True, metavar="PATTERN", help="Quantise only these linears.")
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave these linears as they are.")
 @click.option("--lm-head", metavar="SCHEME", help="Quantise the head too.")
@@ -108,7 +115,7 @@ def _show_plan(console: Console, job: Job) -> None:
             f"{layer.shape[0]}×{layer.shape[1]}",
             f"{layer.bits_per_weight:.3f}" if layer.outputs else "",
             f"{layer.bytes_before:,}",
-            f"{layer.bytes_after:,}",
+            ("" if layer.exact else "about ") + f"{layer.bytes_after:,}",
         ]
         for layer in plan.layers
     ]

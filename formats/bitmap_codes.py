@@ -3,7 +3,7 @@
 | tensor | dtype, shape | what |
 |---|---|---|
 | `weight_bitmap`, `weight_row_offsets` | as in `bitmap.py` | where the codes that are not zero lie |
-| `weight_packed` | uint8 [⌈stored · bits / 8⌉] | those codes one after the other, lowest bits first, offset 2^(bits-1) |
+| `weight_packed` | uint8 [⌈stored · bits / 8⌉] | those codes one after the other, low bits first, offset 2^(bits-1) |
 | `weight_scale` | scale dtype [out, groups] | weight = code · scale, groups along all inputs |
 | `weight_shape` | int64 [2] | out, in |
 

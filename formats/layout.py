@@ -26,7 +26,7 @@ class Expected(int):
     """A size of a tensor that only the data decide; its value is what to expect. Whatever is stored fits it."""
 
 
-def is_exact(layout: Layout) -> bool:
+def is_exact(layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> bool:
     """Whether all sizes are promises."""
     return not any(isinstance(size, Expected) for _, shape in layout.values() for size in shape)
 

@@ -43,7 +43,10 @@ class Packing(Protocol):
         ...
 
     def pack(self, rounded: Any) -> dict[str, Tensor]:
-        """`rounded` is the kind of `Packable` that the scheme's weights become. Suffix -> contiguous tensor, on the device of the codes. Raises ValueError for a malformed `rounded`."""
+        """Suffix -> contiguous tensor, on the device of what is packed: the kind of `Packable` that the scheme makes.
+
+        Raises ValueError for a malformed `rounded`.
+        """
         ...
 
     def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Packable:

@@ -23,7 +23,7 @@ from ...kernels.reference import quantize_activation
 from ...quantizers.method import LiveFeed, Rounding, Transformation
 from ...quantizers.registry import ROUNDINGS, TRANSFORMS
 from .feeds import Heads, live_feeds
-from .rounding import Pick
+from .methods import Pick
 
 Masters = dict[str, Tensor]
 

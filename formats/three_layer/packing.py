@@ -214,7 +214,7 @@ def _order(tensors: Mapping[str, Tensor], grid: Grid) -> Tensor:
 def _fill_residual(weight: Tensor, tensors: Mapping[str, Tensor], grid: Grid) -> None:
     counts = checked_offsets(tensors, "weight_residual_offsets", "weight_residual")
     column = tensors["weight_residual_columns"].long()
-    if column.numel() and not (0 <= int(column.min()) and int(column.max()) < grid.in_features):
+    if bool(((column < 0) | (column >= grid.in_features)).any()):
         raise InputError("weight_residual_columns", "lie outside the weight", _WHOLE)
     if column.shape != tensors["weight_residual"].shape:
         raise InputError("weight_residual_columns", "are not as many as weight_residual", _WHOLE)
