@@ -121,7 +121,10 @@ def _show_plan(console: Console, job: Job) -> None:
     ]
     columns = {"layer": "left", "scheme": "left", "group": "right", "shape": "right"}
     console.table({**columns, "bits": "right", "bytes before": "right", "bytes after": "right"}, rows)  # type: ignore[arg-type]
-    console.say(f"Output: {job.output_bytes:,} bytes ({size_text(job.output_bytes)}) of weights, config and side files")
+    about = "" if all(layer.exact for layer in plan.layers) else "about "
+    console.say(
+        f"Output: {about}{job.output_bytes:,} bytes ({size_text(job.output_bytes)}) of weights, config and side files"
+    )
     console.say(f"Peak memory: about {size_text(job.peak_memory)}. Nothing was written.")
 
 

@@ -161,7 +161,7 @@ def _scheme(group: Mapping[str, object], layout: object, place: str) -> Scheme:
     wanted_inputs = None if inputs is None else _decisive(_mapping(inputs, f"{place}.input_activations"))
     wanted = _decisive(weights)
     for row in _candidates(layout, wanted):
-        activation = None if row.activation is None else _activation_arguments(row.activation)
+        activation = None if row.activation is None else _decisive(_activation_arguments(row.activation))
         if _decisive(_weight_arguments(row)) == wanted and activation == wanted_inputs:
             return row
     cause = f"no scheme stored as {layout} has weights {wanted} and inputs {wanted_inputs}"

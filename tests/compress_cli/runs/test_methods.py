@@ -14,7 +14,7 @@ def test_transform_then_rounding() -> None:
     found = chain(Recipe(method="awq,gptq", options={"gptq": {"damp": 0.02}}))
     assert [transform.name for transform, _ in found.transforms] == ["awq"]
     assert found.rounding.name == "gptq" and found.options["damp"] == 0.02
-    assert found.label() == "awq,gptq"
+    assert found.label(SCHEMES["W4A16"]) == "awq,gptq"
 
 
 def test_a_transform_alone_brings_its_own_rounding() -> None:
@@ -71,6 +71,42 @@ def test_a_method_that_does_not_fit_the_scheme() -> None:
 def test_settings_are_checked_before_any_work(recipe: Recipe, words: tuple[str, ...]) -> None:
     with pytest.raises(InputError) as caught:
         chain(recipe)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_sparse_scheme_brings_a_sparsifier_and_that_a_rounding() -> None:
+    found = chain(Recipe(scheme="SPARSE50_W4A16"))
+    assert found.label(SCHEMES["SPARSE50_W4A16"]) == "sparsegpt,gptq"
+    assert (found.label(SCHEMES["SPARSE50"]), found.label(SCHEMES["W8A16"])) == ("sparsegpt", "gptq")
+    assert chain(Recipe(scheme="SPARSE50", method="magnitude")).rounding.name == "rtn"
+    assert found.pick(SCHEMES["W8A16"]).pruning is None and found.pick(SCHEMES["SPARSE50"], 0.4).ratio == 0.4
+
+
+def test_magnitude_needs_no_text_until_something_is_fitted_or_measured() -> None:
+    magnitude, schemes = {"scheme": "SPARSE50", "method": "magnitude"}, {SCHEMES["SPARSE50"]}
+    assert fields_wanted(chain(Recipe(**magnitude)), schemes) == frozenset()
+    assert fields_wanted(chain(Recipe(**magnitude, refit=True)), schemes) == {"second_moment"}
+    assert fields_wanted(chain(Recipe(**magnitude, allocate="owl")), schemes) == {"second_moment"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (Recipe(scheme="SPARSE50", method="rtn"), ("--method", "prunes nothing", "wanda")),
+        (Recipe(method="wanda"), ("--method wanda", "no scheme of this recipe is sparse")),
+        (Recipe(scheme="SPARSE50", method="awq,wanda"), ("--method awq", "not rounded")),
+        (Recipe(scheme="SPARSE50_W4A16", method="wanda,hqq"), ("--method hqq", "does not fit")),
+        (Recipe(scheme="SPARSE50", pattern="2:4", allocate="owl"), ("--allocate owl", "--pattern")),
+        (Recipe(scheme="SPARSE50", method="wanda,magnitude"), ("two sparsifiers",)),
+        (Recipe(scheme="SPARSE50", allocate="owls"), ("--allocate owls", "did you mean 'owl'")),
+        (Recipe(refit=True), ("--refit", "nothing is pruned")),
+        (Recipe(scheme="SPARSE50", method="auto", allocate="owl"), ("--allocate owl", "nothing is pruned")),
+        (Recipe(scheme="SPARSE50", options={"sparsegpt": {"damp": "a"}}), ("sparsegpt: damp", "float")),
+    ],
+)
+def test_mistakes_about_pruning_are_named(recipe: Recipe, words: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        check_fit(chain(recipe), {recipe.base_scheme()[0]})
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
