@@ -97,13 +97,14 @@ def owl(outliers: Mapping[int, float], sizes: Mapping[int, int], ratio: float) -
 def by_error(
     found: Mapping[str, Sequence[float]], sizes: Mapping[str, int], ratios: Sequence[float], average: float
 ) -> dict[str, float]:
-    """Ratios by linear: from the least of `ratios` up, always where the next step costs least for each weight.
+    """Ratios by linear: from the least of `ratios` up, always the step under which a share of the output is lost least.
 
-    `found` are losses at `ratios`; of a loss that does not grow convexly its lower hull counts. The average over the
-    weights is `average` exactly: the last step is taken in part.
+    That minimises the sum of the losses, each times the size of its linear. `found` are losses at `ratios`; of one that
+    does not grow convexly the lower hull counts. The average over the weights is `average` exactly: the last step is
+    taken in part.
     """
     steps = [
-        ((after - before) / ((to - here) * sizes[name]), name, here, to)
+        ((after - before) / (to - here), name, here, to)
         for name, values in found.items()
         for (here, before), (to, after) in _hull(list(zip(ratios, values, strict=True)))
     ]
