@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-STEPS, DAMP = 32, 0.01
+STEPS, DAMP = 32, 0.3
 ENOUGH = 1e-3
 """Share of the first gradient's norm at which a row is done."""
 

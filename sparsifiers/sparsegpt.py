@@ -65,6 +65,6 @@ SPARSEGPT = Sparsifier(
     "sparsegpt",
     prune_sparsegpt,
     needs=frozenset({"second_moment"}),
-    options={"damp": 0.01, "act_order": False, "block": 128},
+    options={"damp": 0.3, "act_order": False, "block": 128},
     rounding="gptq",
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from ...formats.errors import InputError
 from ...formats.progress import Track
 from ...sparsifiers.allocate import Measured
@@ -13,7 +16,7 @@ from .job import Job
 from .plan import Unit
 
 if TYPE_CHECKING:
-    from ...calibration.stream import Stream
+    from ...calibration.stream import Block, Stream
 
 
 def allocated(job: Job, stream: Stream | None, track: Track) -> Mapping[str, float]:
@@ -33,6 +36,24 @@ def allocated(job: Job, stream: Stream | None, track: Track) -> Mapping[str, flo
     return measured.ratios()
 
 
+class _Loss:
+    """The share of a block's output that other weights lose; the block is left with them."""
+
+    def __init__(self, stream: Stream, block: Block) -> None:
+        self._stream, self._block = stream, block
+        self._whole: list[Tensor] = []
+
+    def __call__(self, weights: Mapping[str, Tensor]) -> float:
+        if not self._whole:  # the first to be asked for comes with the block's own weights still in place
+            self._whole = self._stream.look(self._block)
+        self._stream.update(self._block, weights)
+        lost = total = 0.0
+        for one, other in zip(self._whole, self._stream.look(self._block), strict=True):
+            lost += float((one.float() - other.float()).square().sum(dtype=torch.float64))
+            total += float(one.float().square().sum(dtype=torch.float64))
+        return lost / total if total > 0 else 0.0
+
+
 def _measure(job: Job, stream: Stream, unit: Unit, measured: Measured) -> None:
     if unit.block is None:
         return
@@ -46,6 +67,7 @@ def _measure(job: Job, stream: Stream, unit: Unit, measured: Measured) -> None:
     }
     block = stream.block(unit.block, stored)
     stats = {name: seen for stage, seen in stream.collect(block, {"second_moment"}).items() for name in stage}
-    measured.add(unit.block, sparse, stats)
+    measured.add(unit.block, sparse, stats, _Loss(stream, block))
+    stream.update(block, sparse)
     stream.advance(block)
     stream.release(block)

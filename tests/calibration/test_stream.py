@@ -124,3 +124,13 @@ def test_tables_that_old_checkpoints_store_are_left_aside(tiny_llama: Path) -> N
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.full((8,), torch.nan)
     stream.advance(stream.block(0, weights))
     assert bool(states(stream).isfinite().all())
+
+
+def test_a_look_at_a_block_moves_no_state(tiny_llama: Path) -> None:
+    stream, checkpoint = open_stream(tiny_llama)
+    block = stream.block(0, block_weights(checkpoint, 0))
+    before = states(stream).clone()
+    seen = torch.cat(stream.look(block))
+    assert torch.equal(states(stream), before)
+    stream.advance(block)
+    assert torch.equal(states(stream), seen)

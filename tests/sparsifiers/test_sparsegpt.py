@@ -68,7 +68,7 @@ def test_each_method_loses_less_than_the_one_before(case: Case) -> None:
             output_error(weight - method.function(weight, 0.5, group, stats, method.options), stats.second_moment)
             for method in (MAGNITUDE, WANDA, SPARSEGPT)
         ]
-        assert lost[2] < 0.85 * lost[1] < 0.85 * lost[0]
+        assert lost[2] < 0.95 * lost[1] < 0.95 * lost[0]
 
 
 def test_patterns_hold_whatever_the_block(case: Case) -> None:
