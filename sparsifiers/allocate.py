@@ -3,7 +3,8 @@
 `owl` is outlier-weighed layerwise sparsity (Yin et al. 2023, arXiv 2310.05175): a block keeps more the larger the share
 of its weights whose Wanda score is several times the mean of the block. `error` looks at what the block's output loses
 at several ratios, and takes weights away where the next ones cost least. Errors of single linears are no such currency:
-what they say of q and k is far from what these are worth.
+by them q and k would pay for v and up, and the model be worse than under one ratio (bookllama-7m, Wanda: KL .505 by
+linears, .452 with one ratio, .423 by owl, .413 by blocks).
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ def _prune_block(columns: Tensor, unit: Tensor, energy: Tensor, ratio: float, gr
     return lost
 
 
+# The paper damps by 0.01. On few tokens that fits the text more than the model: bookllama-7m, 8k tokens of calibration,
+# KL .470 at 0.01, .443 at 0.1, .417 at 0.3 (Wanda: .452); in the order of energy .516 at 0.01.
 SPARSEGPT = Sparsifier(
     "sparsegpt",
     prune_sparsegpt,
