@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 STEPS, DAMP = 32, 0.3
-"""Damped as SparseGPT is: Wanda refitted on bookllama-7m has KL .432 at 0.01, .419 at 0.1, .415 at 0.3, .452 without."""
+"""Damped as SparseGPT is: Wanda refitted on bookllama-7m, KL .432 at 0.01, .419 at 0.1, .415 at 0.3, .452 without."""
 ENOUGH = 1e-3
 """Share of the first gradient's norm at which a row is done."""
 
