@@ -21,8 +21,9 @@ Group = tuple[int, int]
 class Prune(Protocol):
     """`weight` float32 [out, in] → float32 [out, in], +0 where a weight is dropped, the others perhaps changed.
 
-    `ratio` of all weights is dropped, rounded to whole weights of a row or block; where `group` is given it
-    is followed and says the same. Must not change `weight`. Raises InputError where statistics that the sparsifier needs are missing.
+    `ratio` of all weights is dropped, rounded to whole weights of a row or block; where `group` is given it is followed
+    and says the same. Must not change `weight`. Raises InputError where statistics that the sparsifier needs are
+    missing.
     """
 
     def __call__(
