@@ -35,7 +35,7 @@ class Prune(Protocol):
 class Sparsifier:
     """One way to prune: `needs` names statistics fields, `options` are the settings with their defaults.
 
-    `rounding` names the rounding to use on what is left, for schemes that round too.
+    `rounding` and `rounding_options` say how to round what is left, for schemes that round too.
     """
 
     name: str
@@ -43,3 +43,4 @@ class Sparsifier:
     needs: frozenset[Field] = frozenset()
     options: Options = field(default_factory=dict)
     rounding: str = "rtn"
+    rounding_options: Options = field(default_factory=dict)

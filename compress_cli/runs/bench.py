@@ -67,6 +67,9 @@ def bench(
     if directory is None:
         named = [scheme(name) for name in scheme_names]
         sized = named if group_size is None else [row.with_group(group_size) for row in named]
+        for row in sized:
+            if (reason := misfit(row)) is not None:
+                raise InputError(f"--scheme {row.name}", f"has no kernel to measure ({reason})", "name another")
         kinds = [(row, shape(text)) for row in sized for text in shapes or (GPU_SHAPES if on_gpu else CPU_SHAPES)]
         if reference is not None:
             raise InputError("--reference", "nothing to compare it with", "name the packed directory too")

@@ -97,8 +97,7 @@ def chain(recipe: Recipe) -> Chain:
     if names[-1] in ROUNDINGS:
         rounding, defaults = ROUNDINGS[names[-1]], {}
     elif last is not None:
-        rounding = ROUNDINGS[last.rounding]
-        defaults = dict(last.rounding_options) if isinstance(last, Transformation) else {}
+        rounding, defaults = ROUNDINGS[last.rounding], dict(last.rounding_options)
     else:
         raise InputError(f"--method {recipe.method}", "has no rounding", "add rtn at the end")
     given = {**_given(recipe, rounding.name), **_rule(recipe, rounding)}

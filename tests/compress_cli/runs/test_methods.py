@@ -79,6 +79,8 @@ def test_a_sparse_scheme_brings_a_sparsifier_and_that_a_rounding() -> None:
     assert found.label(SCHEMES["SPARSE50_W4A16"]) == "sparsegpt,gptq"
     assert (found.label(SCHEMES["SPARSE50"]), found.label(SCHEMES["W8A16"])) == ("sparsegpt", "gptq")
     assert chain(Recipe(scheme="SPARSE50", method="magnitude")).rounding.name == "rtn"
+    named = chain(Recipe(scheme="SPARSE50_W4A16", method="sparsegpt,gptq"))
+    assert (found.options["act_order"], named.options["act_order"]) == (False, True)
     assert found.pick(SCHEMES["W8A16"]).pruning is None and found.pick(SCHEMES["SPARSE50"], 0.4).ratio == 0.4
 
 
