@@ -170,6 +170,10 @@ class Stream:
                 hook.remove()
         return stats
 
+    def look(self, block: Block) -> list[Tensor]:
+        """What the block makes of the states, a tensor a batch; the states do not move on."""
+        return [self._forward(block, batch) for batch in self._batches]
+
     def advance(self, block: Block) -> None:
         """Move the states through the block with its present weights."""
         for batch in self._batches:

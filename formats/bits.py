@@ -21,6 +21,21 @@ def words(count: int, bits: int) -> int:
     return -(-count * bits // WORD_BITS)
 
 
+def pack_bytes(codes: Tensor, bits: int) -> Tensor:
+    """Pack `codes` (int8 [count]) into uint8 [⌈count · bits / 8⌉]: the bytes of one row that ends with its last code.
+
+    Raises ValueError as `pack_rows` does.
+    """
+    packed = pack_rows(codes.unsqueeze(0), bits).view(torch.uint8).flatten()
+    return packed[: -(-codes.shape[0] * bits // 8)].clone()
+
+
+def unpack_bytes(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The inverse of `pack_bytes`: uint8 [⌈count · bits / 8⌉] to int8 [count]. Raises ValueError as `unpack_rows`."""
+    padded = torch.nn.functional.pad(packed, (0, -packed.shape[0] % (WORD_BITS // 8)))
+    return unpack_rows(padded.view(torch.int32).unsqueeze(0), bits, count)[0]
+
+
 def pack_rows(codes: Tensor, bits: int) -> Tensor:
     """Pack each row of `codes` (int8 [rows, count], two's complement of `bits` bits) into int32 [rows, words].
 

@@ -5,6 +5,7 @@ Methods and packings speak to a grid and never to "INT4", so a new number format
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,5 +82,27 @@ class IntGrid:
         return x.round().clamp_(self.lowest, self.highest)
 
 
+@dataclass(frozen=True)
+class Unrounded:
+    """No grid: weights stay the numbers that they are, in the dtype of the model. There are no codes and no scales."""
+
+    name: str = "float"
+    bits: int = 16
+    lowest: float = -math.inf
+    highest: float = math.inf
+    reach: float = math.inf
+
+    def encode(self, x: Tensor) -> Tensor:
+        raise ValueError("weights that are not rounded have no codes")
+
+    def decode(self, codes: Tensor) -> Tensor:
+        raise ValueError("weights that are not rounded have no codes")
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Nothing is rounded: `x` itself."""
+        return x
+
+
 INT4 = IntGrid(4)
 INT8 = IntGrid(8)
+UNROUNDED = Unrounded()

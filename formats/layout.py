@@ -7,7 +7,7 @@ part of the layout is here too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,6 +18,17 @@ from .scheme import Scheme
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+NUMBERS = ("weight_scale", "weight_values")
+"""Every packing stores one tensor of these names: in the dtype of the model, and a sign that a linear is packed."""
+
+
+class Expected(int):
+    """A size of a tensor that only the data decide; its value is what to expect. Whatever is stored fits it."""
+
+
+def is_exact(layout: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> bool:
+    """Whether all sizes are promises."""
+    return not any(isinstance(size, Expected) for _, shape in layout.values() for size in shape)
 
 
 def scale_layout(scheme: Scheme, out_features: int, in_features: int, scale_dtype: torch.dtype) -> Layout:
@@ -127,16 +138,26 @@ def check_read(tensors: Mapping[str, Tensor], layout: Layout) -> None:
         raise InputError(suffix, cause, fix)
 
 
+def numbers_suffix(suffixes: Iterable[str]) -> str | None:
+    """Which of `NUMBERS` is among the `suffixes` of a linear, None where it is not packed."""
+    present = set(suffixes)
+    return next((suffix for suffix in NUMBERS if suffix in present), None)
+
+
 def stored_scale_dtype(tensors: Mapping[str, Tensor], scheme: Scheme) -> torch.dtype:
-    """The dtype of `weight_scale`, for `layout`. Raises InputError when it is missing or no dtype of a scale."""
-    if "weight_scale" not in tensors:
-        raise InputError("weight_scale", "is missing", "use a complete checkpoint")
-    dtype = tensors["weight_scale"].dtype
+    """The dtype of `weight_scale`, of values where there are no scales, for `layout`.
+
+    Raises InputError when both are missing, and for no dtype of a scale.
+    """
+    suffix = numbers_suffix(tensors)
+    if suffix is None:
+        raise InputError(NUMBERS[0], "is missing", "use a complete checkpoint")
+    dtype = tensors[suffix].dtype
     if scheme.scale_grid is not None:  # then the layout knows it
         return dtype
     if dtype not in SCALE_DTYPES:
         allowed = ", ".join(_name(known) for known in SCALE_DTYPES)
-        raise InputError("weight_scale", f"has dtype {_name(dtype)}", f"store scales as one of {allowed}")
+        raise InputError(suffix, f"has dtype {_name(dtype)}", f"store it as one of {allowed}")
     return dtype
 
 
@@ -145,12 +166,18 @@ def _faults(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str
         promised = f"{_name(dtype)} {list(shape)}"
         if suffix not in tensors:
             yield suffix, "is missing", f"add the {promised} tensor, or use a complete checkpoint"
-        elif (found := tensors[suffix]).dtype != dtype or tuple(found.shape) != shape:
+        elif (found := tensors[suffix]).dtype != dtype or not _fits(tuple(found.shape), shape):
             cause = f"is {_name(found.dtype)} {list(found.shape)} where the scheme asks for {promised}"
             yield suffix, cause, "use a checkpoint whose tensors fit its quantization_config"
     for suffix in tensors:
         if suffix not in layout:
             yield suffix, "has no place in this layout", "use a checkpoint whose tensors fit its quantization_config"
+
+
+def _fits(found: tuple[int, ...], promised: tuple[int, ...]) -> bool:
+    if len(found) != len(promised):
+        return False
+    return all(isinstance(size, Expected) or size == here for here, size in zip(found, promised, strict=True))
 
 
 def _name(dtype: torch.dtype) -> str:

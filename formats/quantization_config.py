@@ -25,7 +25,7 @@ LAYOUT_VERSION = "0.20.1"
 """The release of compressed-tensors whose layouts these are."""
 
 _READABLE_ORDERS = (None, False, "static", "weight")
-_DECISIVE = ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic", "block_structure")
+_DECISIVE = ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic", "block_structure", "sparsity")
 _PLAIN_RULE = "minmax"
 _SOURCE = "quantization_config"
 _AS_WRITTEN = "use a config.json as compressed-tensors writes it"
@@ -101,6 +101,8 @@ def _weight_arguments(scheme: Scheme) -> dict[str, object]:
         arguments["block_structure"] = [scheme.block_rows, scheme.group_size]
     if not scheme.symmetric:
         arguments["zp_dtype"] = "torch.int8" if scheme.zero_dtype == "int" else None
+    if scheme.sparsity is not None:
+        arguments["sparsity"] = scheme.sparsity.as_dict()
     return arguments
 
 
@@ -197,16 +199,19 @@ def _scheme(group: Mapping[str, object], layout: object, place: str) -> Scheme:
 
 
 def _candidates(layout: str, wanted: Mapping[str, object]) -> Iterator[Scheme]:
-    """Rows of the table with this layout, under the group size and symmetry asked for, where they can take them."""
+    """Rows of the table with this layout, under the group size, symmetry and sparsity asked for, where they can take
+    them."""
     size, symmetric, block = wanted["group_size"], wanted["symmetric"], wanted["block_structure"]
     if isinstance(block, list) and len(block) == 2:
         size = block[1]
     if not (size is None or isinstance(size, int)):
         return
     for row in SCHEMES.values():
-        if row.packing == layout:
+        names = [name for name, packing in row.layouts.items() if packing == layout]
+        if row.packing == layout or names:
             try:
-                yield row.with_group(size).with_symmetry(symmetric is not False)
+                found = row.with_layout(names[0] if names else None).with_sparsity(*_sparsity(wanted["sparsity"]))
+                yield found.with_group(size).with_symmetry(symmetric is not False)
             except InputError:
                 continue
 
@@ -219,13 +224,21 @@ def _agree(ours: Mapping[str, object] | None, theirs: Mapping[str, object] | Non
     return _decisive(ours) == _decisive(theirs) and (said is None or said == ours.get("scale_dtype"))
 
 
+def _sparsity(value: object) -> tuple[float | None, str | None]:
+    """Ratio and pattern; nonsense is no match for any row."""
+    found = value if isinstance(value, Mapping) else {}
+    ratio, pattern = found.get("ratio"), found.get("pattern")
+    return ratio if isinstance(ratio, float) else None, pattern if isinstance(pattern, str) else None
+
+
 def _decisive(arguments: Mapping[str, object]) -> dict[str, object]:
     """The arguments that decide what codes mean, with compressed-tensors' defaults filled in."""
     size = arguments.get("group_size")
     strategy = arguments.get("strategy")
     if strategy is None:
         strategy = "tensor" if size is None else "channel" if size == -1 else "group"
-    defaults = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, "block_structure": None}
+    plain: dict[str, object] = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False}
+    defaults = {**plain, "block_structure": None, "sparsity": None}
     filled = {**defaults, **arguments, "strategy": strategy, "group_size": None if size == -1 else size}
     return {key: value.lower() if isinstance(value := filled[key], str) else value for key in _DECISIVE}
 

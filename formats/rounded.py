@@ -74,6 +74,10 @@ class Rounded:
         """(out_features, in_features)."""
         return self.codes.shape[0], self.codes.shape[1]
 
+    def rows(self, start: int, stop: int) -> Rounded:
+        """Rows `start` to `stop` of the same weight."""
+        return replace(self, codes=self.codes[start:stop], params=self.params.rows(start, stop))
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [out, in] that the codes stand for: (code - zero) * step in float32, then one rounding."""
         scale, zero = self.params.spread(self.codes.shape[1])

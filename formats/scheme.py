@@ -6,12 +6,14 @@ special cases for its name. Preset names are the ones that compressed-tensors, v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .errors import InputError, nearest
 from .float_grids import E2M1, E4M3, E8M0, ScaleGrid
-from .grids import INT4, INT8, Grid
+from .grids import INT4, INT8, UNROUNDED, Grid, Unrounded
+from .sparsity import Sparsity
 
 Strategy = Literal["tensor", "channel", "group", "tensor_group", "block"]
 GroupSize = int | Literal["channel", "auto"]
@@ -53,7 +55,9 @@ class Scheme:
     in the checkpoint's dtype, or codes of `scale_grid`, divided by one `global_scale` a weight where there is one.
     `packing` names the layout on disk (`formats/packings.py`), `scale_rule` how scales are chosen without data.
     `rotation` is the number of neighbouring inputs that a Hadamard matrix mixes before the product
-    (`kernels/hadamard.py`); codes are of the weight in that basis, rotated likewise.
+    (`kernels/hadamard.py`); codes are of the weight in that basis, rotated likewise. `sparsity` says how many weights
+    are dropped, None for none; `layouts` maps what `--sparse-layout` may ask for to packings. `method` is the one to
+    use where none is named.
     """
 
     name: str
@@ -70,6 +74,14 @@ class Scheme:
     global_scale: bool = False
     scale_rule: str = "minmax"
     rotation: int | None = None
+    sparsity: Sparsity | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    method: str = "rtn"
+
+    @property
+    def rounds(self) -> bool:
+        """Whether weights become codes; else they are stored as the model has them."""
+        return not isinstance(self.grid, Unrounded)
 
     @property
     def spans_tensor(self) -> bool:
@@ -103,9 +115,8 @@ class Scheme:
         if group_size < 1:
             raise InputError(f"--group-size {group_size}", "is not a group size", "give a positive number or channel")
         if not self.groupable:
-            raise InputError(
-                f"--group-size {group_size}", f"scheme {self.name} has one scale an output row", "use channel"
-            )
+            has = "one scale an output row" if self.rounds else "no scales"
+            raise InputError(f"--group-size {group_size}", f"scheme {self.name} has {has}", "use channel")
         return replace(self, strategy="group", group_size=group_size)
 
     def with_symmetry(self, symmetric: bool) -> Scheme:
@@ -117,6 +128,28 @@ class Scheme:
             raise InputError(flag, f"scheme {self.name} {has} zero points", f"leave {flag} out")
         name = self.name.removesuffix("_ASYM") + ("" if symmetric else "_ASYM")
         return replace(self, name=name, symmetric=symmetric)
+
+    def with_sparsity(self, ratio: float | None, pattern: str | None) -> Scheme:
+        """The same scheme with another share of weights dropped, or in another pattern; None leaves them as they are.
+
+        Raises InputError for a scheme that drops none, and for what `Sparsity` refuses.
+        """
+        if ratio is None and pattern is None:
+            return self
+        if self.sparsity is None:
+            flag = f"--sparsity {ratio}" if ratio is not None else f"--pattern {pattern}"
+            raise InputError(flag, f"scheme {self.name} drops no weights", "leave it out, or use a sparse scheme")
+        kept = self.sparsity
+        return replace(self, sparsity=Sparsity(kept.ratio if ratio is None else ratio, pattern or kept.pattern))
+
+    def with_layout(self, layout: str | None) -> Scheme:
+        """The same scheme in another of its layouts. Raises InputError for one that it does not have."""
+        if layout is None:
+            return self
+        if layout not in self.layouts:
+            fix = nearest(layout, self.layouts) if self.layouts else "leave it out"
+            raise InputError(f"--sparse-layout {layout}", f"scheme {self.name} has no such layout", fix)
+        return replace(self, packing=self.layouts[layout])
 
 
 def _group_inputs(
@@ -163,6 +196,7 @@ def _mx(name: str, grid: Grid, packing: str, activation: Activation | None = Non
     )
 
 
+_SPARSE_LAYOUTS = {"three-layer": "compress-three-layer", "bitmap": "compress-bitmap"}
 SCHEMES: dict[str, Scheme] = {
     row.name: row
     for row in (
@@ -185,6 +219,13 @@ SCHEMES: dict[str, Scheme] = {
         _mx("MXFP4", E2M1, "mxfp4-pack-quantized", _group_inputs(E2M1, 32, E8M0)),
         _mx("MXFP8A16", E4M3, "mxfp8-quantized"),
         _mx("MXFP8", E4M3, "mxfp8-quantized", _group_inputs(E4M3, 32, E8M0)),
+        replace(
+            _rowwise("SPARSE50", UNROUNDED, "compress-three-layer", None),
+            sparsity=Sparsity(),
+            layouts=_SPARSE_LAYOUTS,
+            method="sparsegpt",
+        ),
+        Scheme("SPARSE50_W4A16", INT4, "compress-bitmap-codes", sparsity=Sparsity(), method="sparsegpt"),
     )
 }
 ALIASES = {"INT8": "W8A8", "INT4": "W4A16"}

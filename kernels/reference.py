@@ -15,6 +15,7 @@ from torch import Tensor
 from ..formats.errors import InputError, nearest
 from ..formats.scheme import Scheme
 from .float_reference import e2m1_values, scale_rows
+from .sparse_reference import SPARSE, bitmap_codes
 
 WORD_BITS = 32
 Decode = Callable[[Mapping[str, Tensor], Scheme, int, slice], tuple[Tensor, Tensor | None]]
@@ -52,8 +53,12 @@ def decode_rows(
     """Rows `start` to `stop` of the weight (out, in) = `shape` that `tensors` (suffix -> tensor) stand for.
 
     [rows, in] in `dtype`: (code - zero) times scale in float32, where it is exact for half-precision scales, rounded
-    once. Raises InputError for a packing without a reference and for a missing tensor.
+    once; weights that are not rounded as they are. Raises InputError for a packing without a reference and for a
+    missing tensor.
     """
+    if scheme.packing in SPARSE:
+        _need(tensors, SPARSE[scheme.packing].suffixes, scheme)
+        return SPARSE[scheme.packing].rows(tensors, shape, slice(start, shape[0] if stop is None else stop)).to(dtype)
     rows = packed_codes(tensors, scheme, shape, start, stop)
     values = rows.codes.to(torch.float32).view(*rows.scale.shape, -1)
     if rows.zero is not None:
@@ -71,14 +76,18 @@ def packed_codes(
     if scheme.packing not in REFERENCES:
         raise InputError(f"packing {scheme.packing}", "has no reference decoder", nearest(scheme.packing, REFERENCES))
     reference = REFERENCES[scheme.packing]
-    for suffix in reference.suffixes(scheme):
-        if suffix not in tensors:
-            cause = f"is missing from a weight stored as {scheme.packing}"
-            raise InputError(suffix, cause, "use a complete checkpoint")
+    _need(tensors, reference.suffixes(scheme), scheme)
     out_features, in_features = shape
     rows = slice(start, out_features if stop is None else stop)
     codes, zero = reference.codes(tensors, scheme, in_features, rows)
     return Codes(codes, scale_rows(tensors, scheme, rows), zero)
+
+
+def _need(tensors: Mapping[str, Tensor], suffixes: tuple[str, ...], scheme: Scheme) -> None:
+    for suffix in suffixes:
+        if suffix not in tensors:
+            cause = f"is missing from a weight stored as {scheme.packing}"
+            raise InputError(suffix, cause, "use a complete checkpoint")
 
 
 def _unpack_words(words: Tensor, bits: int, count: int) -> Tensor:
@@ -132,11 +141,11 @@ def _nibble_codes(
     return e2m1_values(tensors["weight_packed"][rows]), None
 
 
-def _suffixes(weight: str) -> Callable[[Scheme], tuple[str, ...]]:
-    """The tensors of a layout whose codes are called `weight`."""
+def _suffixes(*weight: str) -> Callable[[Scheme], tuple[str, ...]]:
+    """The tensors of a layout whose codes are in those called `weight`."""
 
     def named(scheme: Scheme) -> tuple[str, ...]:
-        names = [weight, "weight_scale"]
+        names = [*weight, "weight_scale"]
         if not scheme.symmetric:
             names.append("weight_zero_point")
         if scheme.global_scale:
@@ -156,4 +165,5 @@ REFERENCES: dict[str, Reference] = {
     "nvfp4-pack-quantized": Reference(_nibble_codes, _suffixes("weight_packed")),
     "mxfp4-pack-quantized": Reference(_nibble_codes, _suffixes("weight_packed")),
     "mxfp8-quantized": Reference(_float_codes, _suffixes("weight")),
+    "compress-bitmap-codes": Reference(bitmap_codes, _suffixes("weight_bitmap", "weight_row_offsets", "weight_packed")),
 }

@@ -11,15 +11,14 @@ from ..formats.scheme import Scheme
 from .packed_linear import PackedLinear
 from .sparse.geometry import read
 from .sparse.layout import Bitmap, arranged, dense
+from .sparse_reference import SPARSE
 
 ROWS_AT_ONCE = 1024
-PACKINGS = frozenset({"compress-three-layer", "compress-bitmap"})
-"""Layouts on disk of weights whose values are stored as they are."""
 
 
 def fits(scheme: Scheme) -> bool:
     """Whether weights of `scheme` are sparse and not rounded."""
-    return scheme.packing in PACKINGS
+    return scheme.packing in SPARSE
 
 
 class SparseLinear(PackedLinear):

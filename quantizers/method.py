@@ -40,6 +40,24 @@ class Round(Protocol):
     ) -> Rounded: ...
 
 
+class RoundPruned(Protocol):
+    """As `Round`, of a weight that keeps only what is not zero in `pruned` (float32 [out, in]), its pruned form.
+
+    The scheme is symmetric; codes of what is dropped are 0. Must not change `weight` or `pruned`.
+    """
+
+    def __call__(
+        self,
+        weight: Tensor,
+        pruned: Tensor,
+        scheme: Scheme,
+        stats: Stats | None,
+        scale_dtype: torch.dtype,
+        options: Options,
+        peak: Tensor | None = None,
+    ) -> Rounded: ...
+
+
 def any_scheme(scheme: Scheme) -> str | None:
     """The `misfit` of a method that works on every scheme."""
     del scheme
@@ -51,7 +69,7 @@ class Rounding:
     """One way to round: `needs` names statistics fields, `misfit(scheme)` says why a scheme does not fit (or None).
 
     `options` are the settings with their defaults. `hints` are settings for the transforms before it, by name: what
-    suits this rounding where they know such a setting.
+    suits this rounding where they know such a setting. `masked` rounds what pruning left, None where it cannot.
     """
 
     name: str
@@ -60,6 +78,7 @@ class Rounding:
     misfit: Callable[[Scheme], str | None] = any_scheme
     options: Options = field(default_factory=dict)
     hints: Options = field(default_factory=dict)
+    masked: RoundPruned | None = None
 
     def fields(self, options: Options) -> frozenset[Field]:
         """The statistics that a run with these options needs: some scale rules look at the inputs too."""

@@ -36,4 +36,18 @@ def round_nearest(
     return Rounded(scheme, scheme.grid.encode((grouped / scale).float()).reshape(weight.shape), params)
 
 
-RTN = Rounding("rtn", round_nearest, options={"scale_rule": DEFAULT})
+def round_pruned(
+    weight: Tensor,
+    pruned: Tensor,
+    scheme: Scheme,
+    stats: Stats | None,
+    scale_dtype: torch.dtype,
+    options: Options,
+    peak: Tensor | None = None,
+) -> Rounded:
+    """Codes nearest to what pruning left: zeros stay zeros under a symmetric scheme."""
+    del weight
+    return round_nearest(pruned, scheme, stats, scale_dtype, options, peak)
+
+
+RTN = Rounding("rtn", round_nearest, options={"scale_rule": DEFAULT}, masked=round_pruned)

@@ -17,7 +17,7 @@ from ...formats.checkpoint import Checkpoint
 from ...formats.progress import Track
 from ...formats.tensor_bytes import sha256_of
 from ...kernels.hadamard import rotated
-from .checks import Check, check, decoded_rows
+from .checks import Check, check
 from .saved_report import SavedReport
 from .stored import Packed, rows_at_a_time
 
@@ -102,7 +102,7 @@ def weight_faults(source: Source, packed: Packed, tensors: Mapping[str, Tensor],
     rounded = packed.unpack(tensors)
     step = rows_at_a_time(packed.shape[1])
     cuts = [(start, min(packed.shape[0], start + step)) for start in range(0, packed.shape[0], step)]
-    error = relative_error((weight[a:b], decoded_rows(rounded, a, b)) for a, b in cuts)
+    error = relative_error((weight[a:b], rounded.rows(a, b).dequantize()) for a, b in cuts)
     if abs(error - row.weight_error) <= TOLERANCE * row.weight_error + FLOOR:
         return []
     if not row.transformed:

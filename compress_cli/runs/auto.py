@@ -24,7 +24,7 @@ from ...quantizers.input_scales import input_scale
 from ...quantizers.method import LiveFeed, Rounding, Transformation
 from ...quantizers.registry import ROUNDINGS, TRANSFORMS
 from .feeds import Heads, live_feeds
-from .rounding import Pick
+from .methods import Pick
 
 Masters = dict[str, Tensor]
 

@@ -7,6 +7,7 @@ what has been decided so far, so each stage sees its inputs as the finished mode
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,7 @@ from .finite import check_finite
 from .methods import Chain
 from .plan import Plan, Unit
 from .report import LayerRow
-from .rounding import Pick, peaks, round_layer
+from .rounding import peaks, round_layer
 
 if TYPE_CHECKING:
     from ...calibration.stream import Block, Stream
@@ -33,14 +34,20 @@ Outputs = dict[str, Tensor | TensorInfo]
 class CalibratedUnit:
     """The work on one unit. Raises InputError for NaN or Inf in a weight when it is made."""
 
-    def __init__(self, plan: Plan, methods: Chain, stream: Stream, unit: Unit, device: str) -> None:
+    def __init__(
+        self, plan: Plan, methods: Chain, stream: Stream, unit: Unit, device: str, ratios: Mapping[str, float]
+    ) -> None:
         self._plan, self._methods, self._stream, self._unit = plan, methods, stream, unit
         self._layers = {layer.name: layer for layer in unit.layers}
         checkpoint = plan.checkpoint
         self._outputs: Outputs = {name: checkpoint.tensors[name] for name in unit.kept}
         self._rows: dict[str, LayerRow] = {}
         self._changed: frozenset[str] = frozenset()  # names of masters that a transform has rewritten
-        self._picks = dict.fromkeys(self._layers, Pick(methods.label(), methods.rounding, methods.options))
+        self._picks = {
+            layer.name: methods.pick(layer.scheme, ratios.get(layer.name))
+            for layer in unit.layers
+            if layer.scheme is not None
+        }
         sources = {layer.source for layer in unit.layers if layer.scheme is not None}
         stored = {
             name: check_finite(checkpoint.read(name, device=device), name) for name in sorted({*unit.kept, *sources})
@@ -104,7 +111,7 @@ class CalibratedUnit:
             if name in self._picks:
                 pick = self._picks[name]
                 details = {**pick.details, transform: record}
-                self._picks[name] = Pick(pick.label, pick.rounding, pick.options, details)
+                self._picks[name] = replace(pick, details=details)
 
     def _install_changes(self) -> None:
         """Put what transforms changed into the modules, and into the outputs what is stored unquantised."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...formats.checkpoint import Checkpoint, TensorInfo, resolve
 from ...formats.errors import InputError
 from .saved_report import SavedLayer, read_report
-from .stored import SCALE, Packed, packed_linear, scaled, schemes
+from .stored import Packed, packed_linear, scaled, schemes
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _packed_row(linear: Packed, promised: SavedLayer | None) -> LayerView:
         scheme=linear.scheme.name if promised is None else promised.scheme,
         group_size=linear.scheme.group_size,
         shape=linear.shape,
-        dtype=str(linear.tensors[SCALE].dtype).removeprefix("torch."),
+        dtype=str(linear.dtype).removeprefix("torch."),
         bits_per_weight=linear.bits_per_weight,
         bytes=linear.nbytes,
         method=None if promised is None else promised.method,

@@ -109,7 +109,7 @@ def _scale_rules(plan: Plan) -> dict[str, str]:
     methods = chain(plan.recipe)
     if methods.auto or "scale_rule" not in methods.options:
         return {}
-    schemes = {layer.scheme for layer in plan.quantized if layer.scheme is not None}
+    schemes = {layer.scheme for layer in plan.quantized if layer.scheme is not None and layer.scheme.rounds}
     return {scheme.name: resolve_rule(methods.options["scale_rule"], scheme) for scheme in schemes}
 
 

@@ -1,4 +1,4 @@
-"""The plan: from a recipe and the headers of a checkpoint to what will be written, exact to the byte.
+"""The plan: from a recipe and the headers of a checkpoint to what will be written, exact to the byte where formats are.
 
 Pure and fast: nothing is read beyond headers, nothing is written. Every user error that headers can show is raised
 here, before any work starts. `--dry-run` prints the plan and stops.
@@ -15,6 +15,7 @@ import torch
 from ...formats.architectures import Architecture, architecture
 from ...formats.checkpoint import Checkpoint
 from ...formats.errors import InputError
+from ...formats.layout import is_exact
 from ...formats.packings import packing
 from ...formats.scheme import AUTO_GROUPS, Scheme
 from .patterns import matching
@@ -53,8 +54,13 @@ class Layer:
 
     @property
     def bytes_after(self) -> int:
-        """Exact size of everything that is stored for this weight."""
+        """Size of everything that is stored for this weight, see `exact`."""
         return sum(spec_bytes(spec) for spec in self.outputs.values())
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sizes are promises; those of a format that the data decide are what to expect."""
+        return is_exact(self.outputs)
 
     @property
     def bits_per_weight(self) -> float:
@@ -208,11 +214,14 @@ def _fit(base: Scheme, group: int | str | None, name: str, width: int) -> Scheme
         if not base.groupable:
             return _divided(base, name, width)
         fits = [size for size in AUTO_GROUPS if width % size == 0]
-        return base.with_group(fits[0] if fits else "channel")
+        return _divided(base.with_group(fits[0] if fits else "channel"), name, width)
     return _divided(base if group is None else base.with_group(group), name, width)  # type: ignore[arg-type]
 
 
 def _divided(wanted: Scheme, name: str, width: int) -> Scheme:
+    if wanted.sparsity is not None and wanted.sparsity.group is not None and width % wanted.sparsity.group[1]:
+        cause = f"does not divide the {width} inputs of {name}"
+        raise InputError(f"--pattern {wanted.sparsity.pattern}", cause, f"leave it out, or add --ignore {name}")
     if wanted.group_size is not None and width % wanted.group_size and not wanted.groupable:
         raise InputError(
             f"--scheme {wanted.name}",

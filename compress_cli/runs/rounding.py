@@ -1,4 +1,4 @@
-"""One linear from float weight to packed tensors, with the errors that the report shows.
+"""One linear from float weight to packed tensors, pruned or rounded or both, with the errors that the report shows.
 
 What is measured, and what later layers see, is the weight as decoded from the packed tensors.
 """
@@ -6,8 +6,8 @@ What is measured, and what later layers see, is the weight as decoded from the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,29 +17,20 @@ from ...calibration.statistics import Stats, output_error
 from ...formats.architectures import Architecture
 from ...formats.errors import InputError
 from ...formats.layout import has_input_scale
-from ...formats.packings import packing
+from ...formats.packings import NOTES, packing
+from ...formats.pruned import Packable, Pruned
 from ...formats.rounded import Rounded
 from ...formats.scheme import Scheme
 from ...kernels.hadamard import rotated
 from ...quantizers.input_scales import input_scale
-from ...quantizers.method import Rounding
 from ...quantizers.registry import ROUNDINGS
 from ...quantizers.scales import resolve
 from .against_source import relative_error
+from .methods import Pick
 from .plan import Layer
 from .report import LayerRow
 
 ROWS = 512  # of a weight that are held in float64 at a time
-
-
-@dataclass(frozen=True)
-class Pick:
-    """How one linear is rounded: `label` as the report names it, `details` what the report says of the choice."""
-
-    label: str
-    rounding: Rounding
-    options: Mapping[str, Any]
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,8 +57,8 @@ def round_layer(
     The weight of a rotated scheme is rotated first; `stats` are of inputs in that basis, and so are the errors.
     `peak` is the largest magnitude of all weights that have to agree with this one on what spans a tensor (`peaks`).
 
-    A linear whose inputs no calibration token reached (an expert that was never chosen) is rounded to nearest, and its
-    row says so. Raises ValueError for a layer without a scheme.
+    A linear whose inputs no calibration token reached (an expert that was never chosen) is rounded to nearest or pruned
+    by magnitude, and its row says so. Raises ValueError for a layer without a scheme.
     """
     if layer.scheme is None:
         raise ValueError(f"{layer.name} has no scheme")
@@ -75,24 +66,26 @@ def round_layer(
         stats, pick = None, _unseen(pick)
     scheme = layer.scheme
     weight = rotated(weight, scheme)
-    result = pick.rounding.function(weight, scheme, stats, dtype, pick.options, peak)
-    if has_input_scale(scheme):
+    result = _result(weight, scheme, pick, stats, dtype, peak)
+    if isinstance(result, Rounded) and has_input_scale(scheme):
         result = replace(result, input_scale=_input_scale(layer.name, scheme, stats, dtype))
     packer = packing(scheme)
     tensors = {suffix: tensor.cpu() for suffix, tensor in packer.pack(result).items()}
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    notes = NOTES[packer.name](tensors) if packer.name in NOTES else {}
     decoded = packer.unpack(tensors, scheme, layer.shape).dequantize().to(weight.device)
     row = LayerRow(
         name=layer.name,
         scheme=scheme.name,
         method=pick.label,
         group_size=scheme.group_size,
-        bits_per_weight=layer.bits_per_weight,
-        bytes=layer.bytes_after,
+        bits_per_weight=8 * nbytes / layer.weights,
+        bytes=nbytes,
         weight_error=relative_error(zip(weight.split(ROWS), decoded.split(ROWS), strict=True)),
         output_error=_relative_output_error(weight, decoded, stats),
         transformed=transformed,
         rotation=scheme.rotation,
-        details={**pick.details, **_scale_details(pick, result)},
+        details={**pick.details, **_scale_details(pick, result), **notes},
     )
     back = rotated(decoded, scheme).to(dtype)
     return PackedLayer({f"{layer.name}.{suffix}": tensor for suffix, tensor in tensors.items()}, row, back)
@@ -113,9 +106,11 @@ def peaks(facts: Architecture, layers: Iterable[Layer], weight: Callable[[Layer]
     return {name: torch.stack([own[other] for other in facts.fused_names(name) if other in own]).amax() for name in own}
 
 
-def _scale_details(pick: Pick, result: Rounded) -> dict[str, Any]:
-    """What the report says of scales: the rule, and the global scale where there is one."""
+def _scale_details(pick: Pick, result: Packable) -> dict[str, Any]:
+    """What the report says of scales, where there are any: the rule, and the global scale where there is one."""
     details: dict[str, Any] = {}
+    if not isinstance(result, Rounded):
+        return details
     if "scale_rule" in pick.options:
         details["scale_rule"] = resolve(pick.options["scale_rule"], result.scheme)
     if result.params.global_scale is not None:
@@ -123,10 +118,25 @@ def _scale_details(pick: Pick, result: Rounded) -> dict[str, Any]:
     return details
 
 
+def _result(
+    weight: Tensor, scheme: Scheme, pick: Pick, stats: Stats | None, dtype: torch.dtype, peak: Tensor | None
+) -> Packable:
+    if scheme.sparsity is None:
+        return pick.rounding.function(weight, scheme, stats, dtype, pick.options, peak)
+    if pick.pruning is None or pick.rounding.masked is None:
+        raise ValueError(f"nothing prunes a linear of scheme {scheme.name}")
+    pruned = pick.pruning.apply(weight, scheme.sparsity, pick.ratio, stats, dtype)
+    if not scheme.rounds:
+        return Pruned(scheme, pruned.to(dtype))
+    return pick.rounding.masked(weight, pruned, scheme, stats, dtype, pick.options, peak)
+
+
 def _unseen(pick: Pick) -> Pick:
     nearest = ROUNDINGS["rtn"]
-    details = {**pick.details, "note": "no calibration token reached this layer; rounded to nearest"}
-    return Pick("rtn", nearest, {**nearest.options, "scale_rule": "mse"}, details)
+    pruning = None if pick.pruning is None else pick.pruning.without_statistics()
+    done, label = ("rounded to nearest", "rtn") if pruning is None else ("pruned by magnitude", "magnitude")
+    details = {**pick.details, "note": f"no calibration token reached this layer; {done}"}
+    return Pick(label, nearest, {**nearest.options, "scale_rule": "mse"}, details, pruning, pick.ratio)
 
 
 def _relative_output_error(weight: Tensor, decoded: Tensor, stats: Stats | None) -> float | None:

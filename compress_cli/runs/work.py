@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +18,7 @@ from .finite import check_finite, check_finite_on_disk
 from .methods import Chain
 from .plan import Layer, Plan, Unit
 from .report import LayerRow
-from .rounding import Pick, peaks, round_layer
+from .rounding import peaks, round_layer
 
 if TYPE_CHECKING:
     from ...calibration.stream import Stream
@@ -26,27 +26,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class Worker:
-    """Works units off in order. `stream` is None when nothing is calibrated."""
+    """Works units off in order. `stream` is None when nothing is calibrated; `ratios` are shares of dropped weights of
+    sparse linears that have one of their own."""
 
     plan: Plan
     methods: Chain
     stream: Stream | None
     device: str
+    ratios: Mapping[str, float] = field(default_factory=dict)
 
     def unit(self, unit: Unit) -> tuple[Outputs, list[LayerRow]]:
         """Tensors to write for the unit, and a row a quantised linear. Raises InputError for NaN or Inf in a weight."""
         if self.stream is not None and any(layer.scheme for layer in unit.layers):
-            return CalibratedUnit(self.plan, self.methods, self.stream, unit, self.device).run()
+            return CalibratedUnit(self.plan, self.methods, self.stream, unit, self.device, self.ratios).run()
         checkpoint = self.plan.checkpoint
         for name in unit.kept:
             check_finite_on_disk(checkpoint, name)
         outputs: Outputs = {name: checkpoint.tensors[name] for name in unit.kept}
         rows = []
-        pick = Pick(self.methods.label(), self.methods.rounding, self.methods.options)
         shared = peaks(self.plan.architecture, unit.layers, self._weight)
         for layer in unit.layers:
             if layer.scheme is not None:
-                weight = self._weight(layer).float()
+                weight, pick = self._weight(layer).float(), self.methods.pick(layer.scheme)
                 packed = round_layer(layer, pick, weight, None, self._dtype(layer), peak=shared.get(layer.name))
                 outputs.update(packed.tensors)
                 rows.append(packed.row)

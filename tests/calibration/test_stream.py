@@ -156,3 +156,13 @@ def test_statistics_of_rotated_inputs_are_rotated_statistics(kind: str, save_mod
     again = other.block(0, block_weights(checkpoint, 0))
     other.advance(again)
     assert torch.equal(states(stream), states(other))
+
+
+def test_a_look_at_a_block_moves_no_state(tiny_llama: Path) -> None:
+    stream, checkpoint = open_stream(tiny_llama)
+    block = stream.block(0, block_weights(checkpoint, 0))
+    before = states(stream).clone()
+    seen = torch.cat(stream.look(block))
+    assert torch.equal(states(stream), before)
+    stream.advance(block)
+    assert torch.equal(states(stream), seen)

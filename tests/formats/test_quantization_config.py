@@ -52,10 +52,28 @@ def test_what_is_built_is_accepted_and_read_back(schemes, actorder):
 
 @pytest.mark.parametrize("own", OWN, ids=lambda scheme: scheme.name)
 def test_layouts_of_our_own_are_read_back_also_beside_stock_ones(own):
-    mixed = {LINEARS[0]: own.with_group(32), LINEARS[1]: W4, "lm_head": own.with_group("channel")}
+    grouped = own.with_group(32) if own.groupable else own.with_sparsity(0.6, None)
+    mixed = {LINEARS[0]: grouped, LINEARS[1]: W4, "lm_head": own.with_group("channel")}
     for schemes in (dict.fromkeys(LINEARS, own), mixed):
         ignored = [name for name in NAMES if name not in schemes]
         assert parse(json.loads(json.dumps(build(schemes, ignored))), NAMES) == schemes
+
+
+@pytest.mark.parametrize(("ratio", "pattern"), [(0.5, None), (0.65, None), (None, "2:4"), (None, "4:8")])
+@pytest.mark.parametrize("name", ["SPARSE50", "SPARSE50_W4A16"])
+def test_ratio_pattern_and_layout_are_kept(name, ratio, pattern):
+    scheme = SCHEMES[name].with_sparsity(ratio, pattern)
+    for layout in (None, *scheme.layouts):
+        stored = dict.fromkeys(LINEARS, scheme.with_layout(layout))
+        assert parse(json.loads(json.dumps(build(stored, []))), LINEARS) == stored
+
+
+@pytest.mark.parametrize("value", [{"ratio": 0.9, "pattern": "unstructured"}, {"ratio": 0.5, "pattern": "3:5"}, "half"])
+def test_a_sparsity_that_no_scheme_has_is_refused(value):
+    config = deepcopy(build(dict.fromkeys(LINEARS, SCHEMES["SPARSE50"]), []))
+    config["config_groups"]["group_0"]["weights"]["sparsity"] = value
+    with pytest.raises(InputError, match="no scheme stored as compress-three-layer"):
+        parse(config, LINEARS)
 
 
 def test_one_scheme_in_full():

@@ -66,3 +66,10 @@ def test_dequantize_rounds_once():
     exact = torch.tensor([[127, -128, 3]], dtype=torch.float64) * scale.double()
     assert torch.equal(rounded.dequantize(), exact.float())
     assert torch.equal(rounded.dequantize(torch.bfloat16), exact.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["W4A16", "W4A16_ASYM"])
+def test_rows_are_rows_of_the_whole(name):
+    scheme, weight, params = sample(name, 8)
+    rounded = round_to_grid(weight, scheme, params)
+    assert torch.equal(rounded.rows(1, 4).dequantize(), rounded.dequantize()[1:4])

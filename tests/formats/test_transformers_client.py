@@ -21,7 +21,8 @@ W4 = SCHEMES["W4A16"].with_group(4)
 KINDS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 KEPT = "model.layers.1.mlp.down_proj"
 NARROW = {name: SCHEMES[name].with_group(4) for name in ("W4A16", "W4A8", "W4AFP8")}
-ONE = {name: dict.fromkeys(KINDS, scheme) for name, scheme in {**SCHEMES, **NARROW}.items() if scheme.symmetric}
+STOCK = {name: row for name, row in {**SCHEMES, **NARROW}.items() if not row.packing.startswith("compress-")}
+ONE = {name: dict.fromkeys(KINDS, scheme) for name, scheme in STOCK.items() if scheme.symmetric}
 MIXED = {**dict.fromkeys(KINDS[:3], W4), "o_proj": SCHEMES["W8A16"], **dict.fromkeys(KINDS[4:], SCHEMES["W8A8"])}
 
 

@@ -27,7 +27,7 @@ def look(name: str, group: int | None = 32) -> KernelChecks:
     return checks
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", [name for name, row in SCHEMES.items() if row.rounds])
 def test_what_is_right_passes_and_is_looked_at_once(name: str) -> None:
     result = look(name).result()
     assert result.passed, result.detail

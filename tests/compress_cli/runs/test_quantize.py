@@ -41,6 +41,10 @@ RECIPES = {
     "nvfp4": Recipe(scheme="NVFP4", method="awq,gptq", **SMALL_RUN),
     "mxfp8": Recipe(scheme="MXFP8"),
     "fp8": Recipe(scheme="FP8", method="smoothquant,gptq", **SMALL_RUN),
+    "magnitude": Recipe(scheme="SPARSE50", method="magnitude", sparse_layout="bitmap"),
+    "sparsegpt": Recipe(scheme="SPARSE50", refit=True, **SMALL_RUN),
+    "owl": Recipe(scheme="SPARSE50", method="wanda", allocate="owl", **SMALL_RUN),
+    "sparse codes": Recipe(scheme="SPARSE50_W4A16", group_size=32, **SMALL_RUN),
 }
 
 
@@ -61,10 +65,18 @@ def test_same_bytes_again_and_what_the_plan_promised(name: str, tiny_llama: Path
     assert contents(first) == contents(second)
     plain = ("compress_report.json", "compress_layers.csv", "README.md", "run.json")
     written = sum(path.stat().st_size for path in first.iterdir() if path.name not in plain)
-    assert written == job.output_bytes
     tensors = load_file(first / "model.safetensors")
-    assert {key: (value.dtype, tuple(value.shape)) for key, value in tensors.items()} == job.plan.tensors
-    assert all(0 < row.weight_error < 0.3 for row in report.layers)
+    found = {key: (value.dtype, tuple(value.shape)) for key, value in tensors.items()}
+    if all(layer.exact for layer in job.plan.layers):
+        assert written == job.output_bytes
+        assert found == job.plan.tensors
+    else:
+        assert written == pytest.approx(job.output_bytes, rel=0.03)
+        assert found.keys() == job.plan.tensors.keys()
+    assert all(0 < row.weight_error < (1.5 if job.methods.pruning else 0.3) for row in report.layers)
+    assert sum(row.bytes for row in report.layers) == sum(
+        tensors[name].nbytes for layer in job.plan.quantized for name in layer.outputs
+    )
     calibrated = job.windows is not None
     assert all((row.output_error is not None) == calibrated for row in report.layers)
     assert json.loads((first / "compress_report.json").read_text())["totals"]["bytes_after"] == sum(
@@ -167,6 +179,8 @@ class Killed(BaseException):
         ("awq,gptq", 2),
         ("static", 1),
         ("head", 2),
+        ("sparsegpt", 1),
+        ("owl", 2),
     ],
 )
 def test_resumed_after_any_unit_gives_the_same_bytes(
