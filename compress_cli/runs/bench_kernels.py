@@ -182,8 +182,12 @@ def _times(weights: Measured, x: Tensor, early: bool) -> dict[str, Timing]:
 def random_weight(
     scheme: Scheme, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """Tensors by suffix of a weight whose codes use the whole grid, with scales like those of a trained model."""
+    """Tensors by suffix of a weight whose codes use the whole grid, with scales like those of a trained model.
+
+    Raises InputError for groups that do not divide the inputs.
+    """
     rows, columns = shape
+    packing(scheme).layout(scheme, rows, columns, dtype)  # raises
     grid, groups = scheme.grid, scheme.groups(columns)
     generator = torch.Generator(device).manual_seed(0)
     low, high = int(grid.lowest), int(grid.highest)
