@@ -52,6 +52,7 @@ class PackedLinear(nn.Module):
         """What `print(model)` shows of this module."""
         size = self.scheme.group_size
         span = "one scale a channel" if size is None else f"group_size={size}"
+        span = span if self.scheme.rounds else "no scales"
         basis = "" if self.scheme.rotation is None else f", rotation={self.scheme.rotation}"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "

@@ -55,6 +55,7 @@ NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
         "MXFP8A16",
         "FP8",
         "FP8_DYNAMIC",
+        "SPARSE50_W4A16",
     ],
 )
 def test_products_stay_what_they_were(name: str) -> None:

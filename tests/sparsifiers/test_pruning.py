@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from compress_llm.calibration.statistics import output_error
-from compress_llm.formats.sparsity import Sparsity
+from compress_llm.formats.sparsity import PATTERNS, Sparsity
+from compress_llm.sparsifiers.method import Sparsifier
 from compress_llm.sparsifiers.pruning import Pruning
+from compress_llm.sparsifiers.registry import SPARSIFIERS
 from compress_llm.sparsifiers.wanda import WANDA
 
 from .conftest import Case
@@ -30,6 +33,17 @@ def test_a_refit_loses_less(case: Case) -> None:
     assert torch.equal(plain != 0, fitted != 0)
     assert output_error(weight - fitted, stats.second_moment) < output_error(weight - plain, stats.second_moment)
     assert Pruning(WANDA, refit=True).needs == {"second_moment"}
+
+
+@pytest.mark.parametrize("sparsifier", SPARSIFIERS.values(), ids=SPARSIFIERS)
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_dropped_is_plus_zero(sparsifier: Sparsifier, pattern: str, again: bool, case: Case) -> None:
+    """-0.0 would be stored, on disk and by kernels."""
+    weight, stats = case()
+    pruning = Pruning(sparsifier, sparsifier.options, refit=again)
+    found = pruning.apply(weight, Sparsity(pattern=pattern), None, stats, torch.bfloat16)
+    assert int((found.bfloat16().view(torch.int16) != 0).sum()) == weight.numel() // 2
 
 
 def test_without_statistics_magnitude_decides() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,6 +9,8 @@ from compress_llm.compress_cli.runs import kernel_check
 from compress_llm.compress_cli.runs.bench_kernels import random_weight
 from compress_llm.compress_cli.runs.kernel_check import KernelChecks
 from compress_llm.compress_cli.runs.stored import Packed
+from compress_llm.formats.packings import packing
+from compress_llm.formats.pruned import Pruned
 from compress_llm.formats.scheme import SCHEMES, scheme
 from compress_llm.kernels.lowbit.packed import misfit
 
@@ -54,14 +54,13 @@ def test_without_a_layout_there_is_nothing_to_run() -> None:
 
 
 @pytest.mark.parametrize("wrong", [1.0, 1.01])
-def test_sparse_weights_are_looked_at_too(wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = replace(scheme("W8A16"), packing="compress-bitmap")
-    weight = torch.randn(72, 96).bfloat16() * (torch.rand(72, 96) < 0.5)
-    monkeypatch.setattr(
-        kernel_check, "decode_rows", lambda tensors, row, shape, start, stop: weight[start:stop].float()
-    )
+@pytest.mark.parametrize("layout", SCHEMES["SPARSE50"].layouts)
+def test_sparse_weights_are_looked_at_too(layout: str, wrong: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = scheme("SPARSE50").with_layout(layout)
+    weight = torch.randn(72, 96).bfloat16().masked_fill(torch.rand(72, 96) < 0.5, 0)
     right = kernel_check.sparse_product.product
     monkeypatch.setattr(kernel_check.sparse_product, "product", lambda *given: right(*given) * wrong)
     checks = KernelChecks(CPU)
-    checks.look(Packed("linear", row, (72, 96), {}), {"weight": weight})
+    checks.look(Packed("linear", row, (72, 96), {}), packing(row).pack(Pruned(row, weight)))
     assert checks.result().passed == (wrong == 1.0), checks.result().detail
+    assert len(checks.seen) == 1
