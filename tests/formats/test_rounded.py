@@ -68,8 +68,7 @@ def test_dequantize_rounds_once():
     assert torch.equal(rounded.dequantize(torch.bfloat16), exact.to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("name", ["W4A16", "W4A16_ASYM"])
-def test_rows_are_rows_of_the_whole(name):
-    scheme, weight, params = sample(name, 8)
-    rounded = round_to_grid(weight, scheme, params)
+@pytest.mark.parametrize("name", [name for name, row in SCHEMES.items() if row.rounds])
+def test_rows_are_rows_of_the_whole(random_rounded, name):
+    rounded = random_rounded(SCHEMES[name], (9, 128))
     assert torch.equal(rounded.rows(1, 4).dequantize(), rounded.dequantize()[1:4])

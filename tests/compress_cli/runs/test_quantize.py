@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compress_llm.compress_cli.runs import quantize as module
-from compress_llm.compress_cli.runs.job import prepare
+from compress_llm.compress_cli.runs.job import config_json, prepare
 from compress_llm.compress_cli.runs.quantize import quantize
 from compress_llm.compress_cli.runs.recipe import Recipe, Rule
 from compress_llm.formats.checkpoint import Checkpoint
@@ -119,6 +119,13 @@ def test_the_scale_rule_is_named_in_report_and_config(tiny_llama: Path, tmp_path
         assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["observer"] == rule
     with pytest.raises(InputError, match="--scale-rule even: is not for the scales of NVFP4A16"):
         prepare(str(tiny_llama), Recipe(scheme="NVFP4A16", scale_rule="even"))
+
+
+def test_weights_without_scales_have_no_scale_rule(tiny_llama: Path) -> None:
+    plan = prepare(str(tiny_llama), Recipe(scheme="SPARSE50", lm_head="W8A16", **SMALL_RUN)).plan
+    groups = json.loads(config_json(plan))["quantization_config"]["config_groups"].values()
+    rules = {group["format"]: group["weights"].get("observer") for group in groups}
+    assert rules == {"compress-three-layer": None, "pack-quantized": "local-hessian"}
 
 
 def test_kept_tensors_and_side_files_are_verbatim(tiny_llama: Path, tmp_path: Path) -> None:
