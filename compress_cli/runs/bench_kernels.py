@@ -22,6 +22,8 @@ from ...kernels.integer.ops import quantize_tokens
 from ...kernels.integer.packed import Stored, arranged
 from ...kernels.integer.product import picked, product
 from ...kernels.reference import decode_rows
+from ...quantizers.input_scales import input_scale
+from ...quantizers.scales import shared, storage
 from .kernel_check import MOST, errors
 from .timing import Limits, Timing, copies, interleaved
 
@@ -147,17 +149,19 @@ def random_weight(
     grid, groups = scheme.grid, scheme.groups(columns)
     generator = torch.Generator(device).manual_seed(0)
     low, high = int(grid.lowest), int(grid.highest)
-    codes = torch.randint(low, high + 1, shape, dtype=torch.int8, device=device, generator=generator)
-    spread = torch.rand(rows, groups, device=device, generator=generator)
-    scale = ((0.5 + spread) * 0.05 / grid.reach).to(dtype)
+    values = torch.empty(shape, device=device).uniform_(low - 0.5, high + 0.5, generator=generator)
+    step = (0.5 + torch.rand(rows, groups, device=device, generator=generator)) * 0.05 / grid.reach
+    step = shared(step, scheme.sharing_rows(rows), torch.amax)
     zero = None
     if not scheme.symmetric:
         size = (rows, groups)
         zero = torch.randint(low // 2, high // 2, size, dtype=torch.int8, device=device, generator=generator)
         zero = zero.to(dtype) + 0.25 if scheme.zero_dtype == "float" else zero
-    static = scheme.activation is not None and not scheme.activation.dynamic
-    input_scale = torch.tensor([0.03], dtype=dtype, device=device) if static else None
-    return packing(scheme).pack(Rounded(scheme, codes, QParams(scale, zero), input_scale))
+    like = QParams(step, zero)
+    params = storage(scheme, "minmax", dtype, step.amax() * grid.reach).refit(step, like)
+    given = None if scheme.activation is None else input_scale(scheme.activation, 4 * torch.ones(columns), dtype)
+    given = None if given is None else given.to(device)
+    return packing(scheme).pack(Rounded(scheme, grid.encode(values), params, given))
 
 
 def _copy(weight: Arranged) -> Arranged:

@@ -11,6 +11,7 @@ from compress_llm.compress_cli.runs.timing import Limits, Timing
 from compress_llm.formats.packings import packing
 from compress_llm.formats.progress import silent
 from compress_llm.formats.scheme import SCHEMES, scheme
+from compress_llm.kernels.integer.packed import misfit
 
 CPU = torch.device("cpu")
 CAN = Limits(1e10, 1e11)
@@ -32,7 +33,7 @@ def fixed_times(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return seen
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", [name for name, row in SCHEMES.items() if misfit(row) is None])
 def test_a_cell_of_every_scheme(name: str, fixed_times: list) -> None:
     row = scheme(name).with_group(64) if scheme(name).group_size else scheme(name)
     cells = list(bench_kernels.bench_kernels([(row, (72, 128))], (1, 5), CPU, CAN, silent))
@@ -54,4 +55,6 @@ def test_a_wrong_product_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_weights_use_the_whole_grid(name: str) -> None:
     row = scheme(name)
     rounded = packing(row).unpack(random_weight(row, (64, 256), torch.bfloat16, CPU), row, (64, 256))
-    assert (int(rounded.codes.min()), int(rounded.codes.max())) == (int(row.grid.lowest), int(row.grid.highest))
+    values = row.grid.decode(rounded.codes)
+    assert (float(values.min()), float(values.max())) == (row.grid.lowest, row.grid.highest)
+    assert bool(rounded.dequantize().isfinite().all())
