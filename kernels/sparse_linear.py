@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..formats.scheme import Scheme
+from .hadamard import rotated
 from .packed_linear import PackedLinear
 from .sparse.geometry import read
 from .sparse.layout import Bitmap, arranged, dense
@@ -49,7 +50,7 @@ class SparseLinear(PackedLinear):
         """[..., in_features] to [..., out_features], in the dtype of `x`."""
         from .sparse.ops import apply
 
-        return apply(x, self.arranged, self.bias)
+        return apply(rotated(x, self.scheme), self.arranged, self.bias)
 
     def weight_rows(self, start: int = 0, stop: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows `start` to `stop` of the weight in `dtype`: [rows, in_features]. All of it is expanded on the way."""

@@ -69,7 +69,7 @@ def bench(
         named = [scheme(name) for name in scheme_names]
         sized = named if group_size is None else [row.with_group(group_size) for row in named]
         for row in sized:
-            if (reason := misfit(row)) is not None:
+            if (reason := misfit(row)) is not None and not fits(row):
                 raise InputError(f"--scheme {row.name}", f"has no kernel to measure: {reason}", "name another scheme")
         kinds = [(row, shape(text)) for row in sized for text in shapes or (GPU_SHAPES if on_gpu else CPU_SHAPES)]
         if reference is not None:

@@ -134,7 +134,8 @@ def bench_kernels(
     """A cell for every kind and number of tokens. Raises InputError for a kernel asked for that cannot run."""
     for scheme, shape in track(kinds, "measuring kernels", len(kinds)):
         if fits(scheme):
-            weights = SparseWeights(shape, device, torch.bfloat16, name=scheme.name)
+            kept = 1.0 if scheme.sparsity is None else 1 - scheme.sparsity.ratio
+            weights = SparseWeights(shape, device, torch.bfloat16, kept=kept, name=scheme.name)
         else:
             weights = Weights(scheme, shape, device, torch.bfloat16)
         for count in tokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,13 @@ def test_merged_rows_lie_below_each_other(row: Scheme) -> None:
     assert torch.equal(merged(x), nn.functional.linear(x, torch.cat(weights).bfloat16(), torch.cat(biases)))
     assert all(not part.tensors for part in parts)
     assert not merged.state_dict().keys() - {"bias"}
+
+
+def test_inputs_are_rotated_where_the_checkpoint_says_so() -> None:
+    part = linear(64, row=replace(SPARSE, rotation=32))
+    x = torch.randn(5, WIDTH).bfloat16()
+    expected = part(x)
+    assert torch.equal(merge_sparse([part], torch.bfloat16)(x), expected)
 
 
 def test_dtypes_of_values_stay() -> None:

@@ -51,6 +51,16 @@ def test_what_was_asked_for(tiny_llama: Path) -> None:
     assert to_json(result)
 
 
+def test_sparse_weights_are_measured_by_their_ratio(tiny_llama: Path, tmp_path: Path) -> None:
+    asked = bench(scheme_names=["SPARSE50"], shapes=["96x128"], tokens=[2], device="cpu").kernels
+    assert [(cell.scheme, cell.tokens, cell.passed) for cell in asked] == [("SPARSE50", 2, True)]
+    quantize(str(tiny_llama), tmp_path / "out", Recipe(scheme="SPARSE50", method="magnitude", sparsity=0.7))
+    kinds = kinds_of(Checkpoint.open(tmp_path / "out"))
+    assert {(row.sparsity.ratio, size) for row, size in kinds if row.sparsity} == {
+        (0.7, size) for size in ((128, 64), (64, 64), (192, 64), (64, 96))
+    }
+
+
 @pytest.mark.parametrize("text", ["", "4096", "0x4", "4x-1", "4 x 4"])
 def test_other_shapes_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="OUTxIN"):
@@ -62,3 +72,5 @@ def test_what_does_not_fit_together_is_said(tiny_llama: Path) -> None:
         bench(reference="embedded", device="cpu")
     with pytest.raises(InputError, match="no packed linears"):
         bench(tiny_llama, device="cpu")
+    with pytest.raises(InputError, match="--scheme FP8_BLOCK: has no kernel to measure"):
+        bench(scheme_names=["FP8_BLOCK"], device="cpu")

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from compress_llm.compress_cli.runs import bench_sparse
-from compress_llm.compress_cli.runs.bench_kernels import cell
+from compress_llm.compress_cli.runs.bench_kernels import bench_kernels, cell
 from compress_llm.compress_cli.runs.timing import Limits
+from compress_llm.formats.progress import silent
+from compress_llm.formats.scheme import scheme
 
 CPU = torch.device("cpu")
 
@@ -19,6 +21,13 @@ def test_a_cell_of_a_sparse_weight(mask) -> None:
     assert (row.scheme, row.kernel, row.tokens) == (f"50% {mask}", "reference", 2)
     assert row.passed
     assert row.without_early_start_us is None
+
+
+def test_a_scheme_that_drops_more_is_measured_with_less() -> None:
+    row = scheme("SPARSE50").with_sparsity(0.7, None)
+    found = list(bench_kernels([(row, (96, 128))], [1], CPU, Limits(1e12, 1e15), silent))
+    half = list(bench_kernels([(scheme("SPARSE50"), (96, 128))], [1], CPU, Limits(1e12, 1e15), silent))
+    assert found[0].passed and found[0].floor_us < half[0].floor_us
 
 
 def test_what_the_masks_keep() -> None:
