@@ -92,6 +92,11 @@ class Scheme:
         """Number of neighbouring rows that share their scales."""
         return out_features if self.strategy == "tensor" else self.block_rows
 
+    @property
+    def own_format(self) -> bool:
+        """Whether the layout is one of ours, which no other engine reads."""
+        return self.packing.startswith("compress-")
+
     def groups(self, in_features: int) -> int:
         """Number of scales along the input of a row with `in_features` weights."""
         return 1 if self.group_size is None else in_features // self.group_size

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from ... import __version__
+from ...formats.scheme import scheme
 from .plan import Plan, Spec, spec_bytes
 from .recipe import Recipe
 
@@ -216,6 +217,9 @@ layer is listed in `{TABLE}`, every setting and hash in `{REPORT}`. Check it wit
 
 def _loaders(report: Report) -> str:
     """Who reads the output: transformers 5.24 decodes the weights of a rotated linear and leaves its inputs alone."""
+    own = sorted({row.scheme for row in report.layers if scheme(row.scheme).own_format})
+    if own:
+        return f"Load it with `compress_llm.load(directory)`: no other engine reads {' or '.join(own)}."
     if any(row.rotation for row in report.layers):
         return (
             "Its linears rotate their inputs (`transform_config`). Load it with `compress_llm.load(directory)`, or an "

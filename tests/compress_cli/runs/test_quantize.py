@@ -92,6 +92,13 @@ def test_the_card_of_a_rotated_output_says_what_transformers_leaves_out(tiny_lla
     assert any("apply_transform_config" in warning for warning in report.warnings)
 
 
+def test_the_card_of_our_own_format_names_no_other_engine(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "out", Recipe(scheme="W4A16_HQQ", method="hqq", group_size=32))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "no other engine reads W4A16_HQQ" in card
+    assert "vLLM" not in card
+
+
 @pytest.mark.parametrize("method", ["rtn", "awq,gptq"])
 @pytest.mark.parametrize(("scheme", "suffix"), [("NVFP4A16", "weight_global_scale"), ("FP8", "weight_scale")])
 def test_what_engines_fuse_shares_the_scale_of_its_tensors(
