@@ -29,15 +29,16 @@ def contents(directory: Path) -> dict[str, bytes]:
 @click.command()
 @click.option("--kills", default=50, show_default=True)
 @click.option("--method", default="rtn", show_default=True)
+@click.option("--scheme", default="W4A16", show_default=True)
 @click.option("--model", help="Directory of the model.  [default: the embedded one]")
 @click.option("--num-samples", default=8, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-def main(kills: int, method: str, model: str | None, num_samples: int, seed: int) -> None:
+def main(kills: int, method: str, scheme: str, model: str | None, num_samples: int, seed: int) -> None:
     """Print how often the run was killed and where it stood; exit 1 on any difference."""
     root = Path(tempfile.mkdtemp())
     chance = random.Random(seed)
     command = [sys.executable, "-m", "compress_llm", "quantize", *([model] if model else []), "--method", method]
-    command += ["--num-samples", str(num_samples), "--quiet"]
+    command += ["--scheme", scheme, "--num-samples", str(num_samples), "--quiet"]
     begun = time.monotonic()
     subprocess.run([*command, "-o", str(root / "whole")], check=True, stdout=subprocess.DEVNULL)
     whole, seconds = contents(root / "whole"), time.monotonic() - begun
@@ -65,9 +66,7 @@ def main(kills: int, method: str, model: str | None, num_samples: int, seed: int
         subprocess.run([*command, "-o", str(out), "--resume"], check=True, stdout=subprocess.DEVNULL)
         outputs += contents(out) == whole
     left = sorted(path.name for path in root.iterdir())
-    click.echo(
-        f"{method}: {killed} kills, {outputs} outputs, all byte-identical; left in the folder: {', '.join(left)}"
-    )
+    click.echo(f"{scheme} {method}: {killed} kills, {outputs} outputs, all byte-identical; left: {', '.join(left)}")
     shutil.rmtree(root)
     sys.exit(0 if left == ["out", "whole"] else 1)
 

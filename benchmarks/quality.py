@@ -2,9 +2,9 @@
 
     python benchmarks/quality.py MODEL --calibration FILE --text FILE [--protocol …] CONFIG…
 
-CONFIG is `scheme:method:group[:scale-rule]`, for example `W4A16:gptq:64` or `W4A16:rtn:channel:mse`. Rows are printed
-as they come and written as JSON with `--json FILE`. The calibration text must be another text than the one evaluated
-on.
+CONFIG is `scheme:method:group[:scale-rule]`, for example `W4A16:gptq:64` or `W4A16:rtn:channel:mse`, or a JSON mapping
+of recipe keys, for example `{"scheme": "SPARSE50", "method": "wanda", "pattern": "2:4"}`. Rows are printed as they come
+and written as JSON with `--json FILE`. The calibration text must be another text than the one evaluated on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from pathlib import Path
 import click
 
 import compress_llm
-from compress_llm.compress_cli.runs.recipe import Recipe
+from compress_llm.compress_cli.runs.recipe import Recipe, from_dict
+
+SPARSE_KEYS = ("sparsity", "pattern", "sparse_layout", "allocate", "refit")
 
 
 @dataclass
@@ -29,7 +31,7 @@ class Row:
     scheme: str
     method: str
     group: str
-    scale_rule: str
+    settings: str
     bits_per_weight: float
     kl: float | None
     kl_stderr: float | None
@@ -42,13 +44,16 @@ class Row:
         """As a row of a Markdown table."""
         kl = "-" if self.kl is None else f"{self.kl:.4f} ± {self.kl_stderr or 0:.4f}"
         top = "-" if self.top1_agreement is None else f"{100 * self.top1_agreement:.1f} %"
-        cells = [f"{self.scheme} {self.group}", ", ".join(filter(None, (self.method, self.scale_rule)))]
+        cells = [f"{self.scheme} {self.group}", ", ".join(filter(None, (self.method, self.settings)))]
         cells += [f"{self.bits_per_weight:.3f}", kl, f"{self.perplexity or 0:.3f}", top, f"{self.seconds:.0f}"]
         return f"| {' | '.join(cells)} |"
 
 
 def recipe_of(config: str, calibration: str, samples: int, length: int) -> Recipe:
     """The recipe that a CONFIG names."""
+    if config.startswith("{"):
+        given = from_dict({"dataset": calibration, **json.loads(config)}, "CONFIG")
+        return replace(given, num_samples=samples, seq_len=length)
     scheme, method, group, *rule = config.split(":")
     size = int(group) if group.isdecimal() else group or None
     return Recipe(
@@ -60,6 +65,12 @@ def recipe_of(config: str, calibration: str, samples: int, length: int) -> Recip
         num_samples=samples,
         seq_len=length,
     )
+
+
+def settings_of(recipe: Recipe) -> str:
+    """What a row says of a recipe beside its scheme, method and group."""
+    sparse = [f"{name} {value}" for name in SPARSE_KEYS if (value := getattr(recipe, name))]
+    return ", ".join(filter(None, [recipe.scale_rule, *sparse]))
 
 
 @click.command()
@@ -99,7 +110,7 @@ def main(
     click.echo("| scheme | method | bits | KL | perplexity | same top 1 | s |\n|---|---|---|---|---|---|---|")
     for config in configs:
         recipe = recipe_of(config, calibration, num_samples, seq_len)
-        recipe = replace(recipe, dtype=dtype, options=json.loads(options))
+        recipe = replace(recipe, dtype=dtype, options={**recipe.options, **json.loads(options)})
         begun = time.monotonic()
         report = compress_llm.quantize(model, root / "out", recipe, device=device, overwrite=True)
         seconds = time.monotonic() - begun
@@ -108,13 +119,12 @@ def main(
         few = result
         if kl_limit is not None:
             few = compress_llm.evaluate(str(root / "out"), reference=model, limit=kl_limit, **settings)
-        scheme, method, group, *rule = config.split(":")
         rows.append(
             Row(
-                scheme,
-                method,
-                group or "default",
-                rule[0] if rule else "",
+                recipe.scheme,
+                ",".join(recipe.methods),
+                str(recipe.group_size or "default"),
+                settings_of(recipe),
                 report.totals["bits_per_weight"],
                 few.kl,
                 few.kl_stderr,

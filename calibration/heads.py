@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ..formats.errors import InputError
+from ..kernels.activations import quantize_activation, stored_input_scale
+from ..kernels.hadamard import rotated
 from ..kernels.packed_linear import PackedLinear
-from ..kernels.reference import quantize_activation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,8 +42,10 @@ class Head:
     def inputs(self, hidden: Tensor) -> Tensor:
         """Hidden states [tokens, hidden] as the head's matrix product takes them, in `dtype`."""
         linear = self.linear
-        if isinstance(linear, PackedLinear) and linear.scheme.activation is not None:
-            hidden = quantize_activation(hidden, linear.scheme.activation, linear.tensors.get("input_scale"))
+        if isinstance(linear, PackedLinear):
+            hidden = rotated(hidden, linear.scheme)
+            if linear.scheme.activation is not None:
+                hidden = quantize_activation(hidden, linear.scheme.activation, stored_input_scale(linear.tensors))
         return hidden.to(self.dtype)
 
     def rows(self, start: int, stop: int) -> tuple[Tensor, Tensor | None]:

@@ -18,6 +18,7 @@ from ..formats.architectures import Architecture
 from ..formats.checkpoint import Checkpoint
 from ..formats.errors import InputError
 from ..formats.progress import Track, silent
+from ..kernels.hadamard import rotate
 from ..kernels.names import module_name, names_of
 from ..kernels.skeleton import empty_model, read_config
 from .lanes import Stage, StagedRun
@@ -141,16 +142,21 @@ class Stream:
         """Drop the block's weights."""
         block.module.to("meta")
 
-    def collect(self, block: Block, wanted: Iterable[Field], part: Part = "all") -> dict[Stage, Stats]:
+    def collect(
+        self, block: Block, wanted: Iterable[Field], part: Part = "all", rotations: Mapping[str, int] | None = None
+    ) -> dict[Stage, Stats]:
         """Input statistics of every stage with the block's present weights; the states do not move on.
 
-        `part` "held" is every fourth batch (of two, the second), "fit" the others.
+        `part` "held" is every fourth batch (of two, the second), "fit" the others. A stage whose first linear is in
+        `rotations` gets statistics of its inputs rotated in blocks of that many.
         """
-        fields = frozenset(wanted)
+        fields, turns = frozenset(wanted), rotations or {}
         stats = {stage: Stats() for stage in block.stages}
         keep: list[Tensor | None] = [None]
         hooks = [
-            block.linears[stage[0]].register_forward_pre_hook(_observer(stats[stage], fields, keep))
+            block.linears[stage[0]].register_forward_pre_hook(
+                _observer(stats[stage], fields, keep, turns.get(stage[0]))
+            )
             for stage in block.stages
         ]
         try:
@@ -164,30 +170,45 @@ class Stream:
                 hook.remove()
         return stats
 
+    def look(self, block: Block) -> list[Tensor]:
+        """What the block makes of the states, a tensor a batch; the states do not move on."""
+        return [self._forward(block, batch) for batch in self._batches]
+
     def advance(self, block: Block) -> None:
         """Move the states through the block with its present weights."""
         for batch in self._batches:
             batch.hidden = self._forward(block, batch)
 
-    def advance_staged(self, block: Block, on_stage: OnStage, wanted: Iterable[Field]) -> None:
+    def advance_staged(
+        self,
+        block: Block,
+        on_stage: OnStage,
+        wanted: Iterable[Field],
+        rotations: Mapping[str, int] | None = None,
+    ) -> None:
         """Move the states on while `on_stage` replaces the weights of each stage once its inputs are known.
 
         `on_stage(stage, stats, inputs)` returns new weights by linear name. The states that flow on, also inside the
         block, have seen the new weights. A block whose batches reach its linears unevenly (experts) is run twice: once
-        for the statistics of all its linears, once with the new weights.
+        for the statistics of all its linears, once with the new weights. Linears named in `rotations` get statistics of
+        their inputs rotated in blocks of that many; a stage of which only some are is handed over in parts.
         """
-        fields = frozenset(wanted)
+        fields, turns = frozenset(wanted), rotations or {}
         if self._facts.experts:
-            for stage, stats in self.collect(block, fields).items():
+            for stage, stats in self.collect(block, fields, rotations=turns).items():
                 self.update(block, on_stage(stage, stats, []))
             self.advance(block)
             return
 
         def reached(number: int, inputs: list[Tensor]) -> None:
-            stats = Stats()
-            for batch, x in zip(self._batches, inputs, strict=True):
-                stats.add(x, fields, None if batch.keep is None else batch.keep.to(x.device))
-            self.update(block, on_stage(block.stages[number], stats, inputs))
+            parts: dict[int | None, list[str]] = {}
+            for name in block.stages[number]:
+                parts.setdefault(turns.get(name), []).append(name)
+            for turn, names in parts.items():
+                stats = Stats()
+                for batch, x in zip(self._batches, inputs, strict=True):
+                    stats.add(_turned(x, turn), fields, None if batch.keep is None else batch.keep.to(x.device))
+                self.update(block, on_stage(tuple(names), stats, inputs))
 
         staged = StagedRun(block.linears, block.stages, reached)
         with torch.no_grad():
@@ -300,14 +321,18 @@ def _block_runner(module: nn.Module, number: int) -> Callable[..., Tensor]:
 
 
 def _observer(
-    stats: Stats, fields: frozenset[Field], keep: list[Tensor | None]
+    stats: Stats, fields: frozenset[Field], keep: list[Tensor | None], turn: int | None
 ) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def observe(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
         mask = keep[0]
         fits = mask is not None and args[0].shape[:-1] == mask.shape
-        stats.add(args[0], fields, mask.to(args[0].device) if fits and mask is not None else None)
+        stats.add(_turned(args[0], turn), fields, mask.to(args[0].device) if fits and mask is not None else None)
 
     return observe
+
+
+def _turned(x: Tensor, block: int | None) -> Tensor:
+    return x if block is None else rotate(x, block)
 
 
 def _call(function: Callable[[Block, _Batch], Tensor], block: Block, batch: _Batch) -> Callable[[], Tensor]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("doctor", cls=Command)
 @reporting
 def command(console: Console) -> None:
-    """Show versions, devices, which kernel each packing would run on, and why not a faster one.
+    """Show versions, devices, which kernel each scheme would run on, and why not a faster one.
 
     Exits with 1 when a package that is needed is missing or has a version that does not fit.
     """
@@ -46,9 +46,9 @@ def _show(diagnosis: Diagnosis, console: Console) -> None:
         ],
     )
     console.table(
-        {"packing": "left", "kernel": "left", "why no other": "left"},
+        {"scheme": "left", "packing": "left", "kernel": "left", "why no other": "left"},
         [
-            (row.packing, row.picked, "; ".join(f"{name}: {reason}" for name, reason in row.others.items()))
+            (row.scheme, row.packing, row.picked, "; ".join(f"{name}: {why}" for name, why in row.others.items()))
             for row in diagnosis.kernels
         ],
     )

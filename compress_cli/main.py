@@ -22,6 +22,7 @@ COMMANDS = {
     "verify": (".verify", "Decode and hash every packed tensor of a directory."),
     "inspect": (".inspect", "Show what is in a directory: schemes, bits and bytes per layer."),
     "eval-ppl": (".eval_ppl", "Measure perplexity, and KL to the original; the CI gate."),
+    "bench": (".bench", "Time kernels and decoding against bfloat16, with the floor beside each."),
     "doctor": (".doctor", "Show what this machine can do, and why not more."),
 }
 

@@ -21,11 +21,16 @@ WORST = 8
 @click.command("quantize", cls=options.Command)
 @click.argument("model", required=False)
 @click.option("--output", "-o", "out", required=True, type=click.Path(path_type=Path), help="Directory to write.")
-@click.option("--scheme", help="W4A16 (default), W4A16_ASYM, W4A16_HQQ, W8A16, W8A8, W8A8_STATIC.")
-@click.option("--method", help="Transforms, then one rounding, separated by commas.  [default: rtn]")
+@click.option("--scheme", help="W4A16 (default), W8A8, FP8_DYNAMIC, NVFP4A16, MXFP4, SPARSE50, …")
+@click.option("--method", help="Transforms, a rotation or a sparsifier, one rounding, comma separated.")
 @click.option("--group-size", metavar="N|channel|auto", help="Inputs that share a scale; auto fits each layer.")
 @click.option("--sym/--asym", "symmetric", default=None, help="Without or with zero points.")
-@click.option("--scale-rule", metavar="NAME", help="How scales are chosen: minmax, mse, local-hessian.")
+@click.option("--scale-rule", metavar="NAME", help="How scales are chosen, such as minmax, mse, local-hessian.")
+@click.option("--sparsity", type=float, help="Share of weights that sparse schemes drop, 0.3 to 0.7.")
+@click.option("--pattern", metavar="NAME", help="Which of them may go: unstructured, 2:4, 4:8.")
+@click.option("--allocate", metavar="RULE", help="Ratios by layer at the same average: owl, error.")
+@click.option("--refit", is_flag=True, default=None, help="Fit what pruning leaves to the outputs of the whole weight.")
+@click.option("--sparse-layout", metavar="NAME", help="How sparse weights are stored: three-layer, bitmap.")
 @click.option("--target", "targets", multiple=True, metavar="PATTERN", help="Quantise only these linears.")
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave these linears as they are.")
 @click.option("--lm-head", metavar="SCHEME", help="Quantise the head too.")
@@ -108,13 +113,16 @@ def _show_plan(console: Console, job: Job) -> None:
             f"{layer.shape[0]}×{layer.shape[1]}",
             f"{layer.bits_per_weight:.3f}" if layer.outputs else "",
             f"{layer.bytes_before:,}",
-            f"{layer.bytes_after:,}",
+            ("" if layer.exact else "about ") + f"{layer.bytes_after:,}",
         ]
         for layer in plan.layers
     ]
     columns = {"layer": "left", "scheme": "left", "group": "right", "shape": "right"}
     console.table({**columns, "bits": "right", "bytes before": "right", "bytes after": "right"}, rows)  # type: ignore[arg-type]
-    console.say(f"Output: {job.output_bytes:,} bytes ({size_text(job.output_bytes)}) of weights, config and side files")
+    about = "" if all(layer.exact for layer in plan.layers) else "about "
+    console.say(
+        f"Output: {about}{job.output_bytes:,} bytes ({size_text(job.output_bytes)}) of weights, config and side files"
+    )
     console.say(f"Peak memory: about {size_text(job.peak_memory)}. Nothing was written.")
 
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def command(directory: str, reference: str | None, console: Console) -> None:
     """Check that DIR, an output of quantize, is bit for bit what its report says.
 
-    Every file and tensor is hashed and every packed tensor decoded by two decoders that share no code. With --reference
-    MODEL (`embedded` names the embedded model) the error of every weight is computed again from the source.
+    Every file and tensor is hashed and every packed tensor decoded by two decoders that share no code; for each shape
+    the kernel that this machine would run is compared with them. With --reference MODEL (`embedded` names the embedded
+    model) the error of every weight is computed again from the source.
     """
     from ..formats.errors import GateFailed
     from .runs.verify import verify

@@ -74,6 +74,14 @@ class Architecture:
                     return tuple(name.replace("*", expert) for name in group)
         return (inner,)
 
+    def fused_names(self, linear: str) -> tuple[str, ...]:
+        """`fused_with` by whole checkpoint names."""
+        place = self.split(linear)
+        if place is None:
+            return (linear,)
+        stem = linear.removesuffix(place[1])
+        return tuple(stem + inner for inner in self.fused_with(place[1]))
+
 
 def _expert(pattern: str, name: str) -> str | None:
     """What `*` stands for where `name` matches `pattern` ("" without a star), else None."""

@@ -4,6 +4,8 @@ The word order is that of compressed-tensors: code i of a row lies in bits i*b �
 string, stored unsigned with the offset 2^(b-1); bits after the last code are zero. For widths that divide eight no code
 crosses a byte, so bytes are all this module touches: packing costs about one byte a code of memory, never eight.
 Words are read as bytes in memory order, as safetensors stores them, which takes a little-endian machine.
+
+Four-bit floating-point codes are kept in bytes and without an offset, two a byte.
 """
 
 from __future__ import annotations
@@ -17,6 +19,21 @@ WORD_BITS = 32
 def words(count: int, bits: int) -> int:
     """Number of 32-bit words that hold `count` codes of `bits` bits."""
     return -(-count * bits // WORD_BITS)
+
+
+def pack_bytes(codes: Tensor, bits: int) -> Tensor:
+    """Pack `codes` (int8 [count]) into uint8 [⌈count · bits / 8⌉]: the bytes of one row that ends with its last code.
+
+    Raises ValueError as `pack_rows` does.
+    """
+    packed = pack_rows(codes.unsqueeze(0), bits).view(torch.uint8).flatten()
+    return packed[: -(-codes.shape[0] * bits // 8)].clone()
+
+
+def unpack_bytes(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The inverse of `pack_bytes`: uint8 [⌈count · bits / 8⌉] to int8 [count]. Raises ValueError as `unpack_rows`."""
+    padded = torch.nn.functional.pad(packed, (0, -packed.shape[0] % (WORD_BITS // 8)))
+    return unpack_rows(padded.view(torch.int32).unsqueeze(0), bits, count)[0]
 
 
 def pack_rows(codes: Tensor, bits: int) -> Tensor:
@@ -63,6 +80,24 @@ def unpack_rows(packed: Tensor, bits: int, count: int) -> Tensor:
         piece -= offset
         target.copy_(piece.view(torch.int8))
     return codes
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """Pairs of four-bit patterns (int8 [rows, count], 0 to 15) as bytes: uint8 [rows, count / 2], the first one low.
+
+    Raises ValueError for another dtype or rank, an odd count, and patterns of more than four bits.
+    """
+    if codes.dtype != torch.int8 or codes.ndim != 2 or codes.shape[1] % 2:
+        raise ValueError(f"{codes.dtype} of shape {tuple(codes.shape)} are no pairs of codes")
+    raw = codes.view(torch.uint8)
+    if raw.numel() and int(raw.max()) > 15:
+        raise ValueError(f"codes reach {int(raw.max())}, outside of four bits")
+    return raw[:, ::2] | (raw[:, 1::2] << 4)
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """The inverse of `pack_nibbles`: uint8 [rows, bytes] to int8 [rows, 2 · bytes]."""
+    return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1).view(torch.int8)
 
 
 def _check_width(bits: int) -> None:

@@ -5,6 +5,7 @@ Methods and packings speak to a grid and never to "INT4", so a new number format
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,11 +31,18 @@ class Grid(Protocol):
         ...
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes (int8) of the grid values nearest to `x` (float, any shape), saturating at both ends."""
+        """Codes (int8) of the grid values nearest to `x` (float32, any shape), saturating at both ends.
+
+        A code is the number itself for integers, and the bit pattern for floating-point formats.
+        """
         ...
 
     def decode(self, codes: Tensor) -> Tensor:
         """Grid values (float32) of int8 `codes`."""
+        ...
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """`decode(encode(x))`: the grid values nearest to `x`, float32."""
         ...
 
 
@@ -70,6 +78,31 @@ class IntGrid:
     def decode(self, codes: Tensor) -> Tensor:
         return codes.to(torch.float32)
 
+    def nearest(self, x: Tensor) -> Tensor:
+        return x.round().clamp_(self.lowest, self.highest)
+
+
+@dataclass(frozen=True)
+class Unrounded:
+    """No grid: weights stay the numbers that they are, in the dtype of the model. There are no codes and no scales."""
+
+    name: str = "float"
+    bits: int = 16
+    lowest: float = -math.inf
+    highest: float = math.inf
+    reach: float = math.inf
+
+    def encode(self, x: Tensor) -> Tensor:
+        raise ValueError("weights that are not rounded have no codes")
+
+    def decode(self, codes: Tensor) -> Tensor:
+        raise ValueError("weights that are not rounded have no codes")
+
+    def nearest(self, x: Tensor) -> Tensor:
+        """Nothing is rounded: `x` itself."""
+        return x
+
 
 INT4 = IntGrid(4)
 INT8 = IntGrid(8)
+UNROUNDED = Unrounded()

@@ -3,7 +3,7 @@
 | tensor | dtype, shape | what |
 |---|---|---|
 | `weight` | int8 [out, in] | two's complement codes |
-| `weight_scale` | scale dtype [out, 1] | weight = code · scale |
+| `weight_scale` | scale dtype [out, 1], or one a block of 128 × 128 | weight = code · scale |
 | `input_scale` | scale dtype [1] | static activations only: input = code · scale |
 """
 
@@ -14,13 +14,23 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .layout import Layout, check_read, held_to, layout_of, scale_layout, scale_tensors, stored_scale_dtype
-from .rounded import QParams, Rounded
+from .layout import (
+    Layout,
+    check_read,
+    held_to,
+    layout_of,
+    read_input_scale,
+    read_scales,
+    scale_layout,
+    scale_tensors,
+    stored_scale_dtype,
+)
+from .rounded import Rounded
 from .scheme import Scheme
 
 
 class IntQuantized:
-    """The packing of W8A8, with activation scales found while running or stored."""
+    """The packing of INT8 weights with one scale a row or block, for inputs whose scales are dynamic or stored."""
 
     name = "int-quantized"
 
@@ -45,5 +55,6 @@ class IntQuantized:
 
         Raises InputError naming the suffix that is missing, unexpected, or of another dtype or shape.
         """
-        check_read(tensors, self.layout(scheme, *shape, stored_scale_dtype(tensors)))
-        return Rounded(scheme, tensors["weight"], QParams(tensors["weight_scale"]), tensors.get("input_scale"))
+        check_read(tensors, self.layout(scheme, *shape, stored_scale_dtype(tensors, scheme)))
+        params = read_scales(tensors, scheme, shape[0])
+        return Rounded(scheme, tensors["weight"], params, read_input_scale(tensors, scheme))

@@ -1,4 +1,4 @@
-"""compressed-tensors' `pack-quantized`: integer codes packed densely into 32-bit words, for weight-only schemes.
+"""compressed-tensors' `pack-quantized`: integer codes packed densely into 32-bit words.
 
 | tensor | dtype, shape | what |
 |---|---|---|
@@ -17,13 +17,23 @@ from torch import Tensor
 
 from .bits import pack_rows, unpack_rows, words
 from .errors import InputError
-from .layout import Layout, check_read, held_to, layout_of, scale_layout, scale_tensors, stored_scale_dtype
-from .rounded import QParams, Rounded
+from .layout import (
+    Layout,
+    check_read,
+    held_to,
+    layout_of,
+    read_input_scale,
+    read_scales,
+    scale_layout,
+    scale_tensors,
+    stored_scale_dtype,
+)
+from .rounded import Rounded
 from .scheme import Scheme
 
 
 class PackQuantized:
-    """The packing of INT4 and INT8 weight-only schemes, symmetric and asymmetric.
+    """The packing of INT4 and INT8 weights, symmetric and asymmetric, alone or with inputs of another kind.
 
     How zero points are stored is in three methods of their own: a relative of this layout differs there only.
     """
@@ -59,7 +69,7 @@ class PackQuantized:
         `shape`.
         """
         out_features, in_features = shape
-        check_read(tensors, self.layout(scheme, out_features, in_features, stored_scale_dtype(tensors)))
+        check_read(tensors, self.layout(scheme, out_features, in_features, stored_scale_dtype(tensors, scheme)))
         stored = tensors["weight_shape"].tolist()
         if stored != [out_features, in_features]:
             cause = f"says {stored} for a weight of {[out_features, in_features]}"
@@ -68,7 +78,8 @@ class PackQuantized:
         if not scheme.symmetric:
             zero = self.unpack_zero(tensors["weight_zero_point"], bits, out_features)
         codes = unpack_rows(tensors["weight_packed"], bits, in_features)
-        return Rounded(scheme, codes, QParams(tensors["weight_scale"], zero), tensors.get("input_scale"))
+        params = read_scales(tensors, scheme, out_features, zero)
+        return Rounded(scheme, codes, params, read_input_scale(tensors, scheme))
 
     def zero_layout(
         self, scheme: Scheme, out_features: int, in_features: int, scale_dtype: torch.dtype

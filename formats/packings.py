@@ -5,19 +5,26 @@ A new format is one file with the three functions below and one row here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from .bitmap import Bitmap
+from .bitmap_codes import BitmapCodes
 from .errors import InputError, nearest
+from .float_quantized import FloatQuantized
 from .float_zero import FloatZero
 from .int_quantized import IntQuantized
 from .layout import Layout
+from .mxfp4_pack_quantized import Mxfp4PackQuantized
+from .mxfp8_quantized import Mxfp8Quantized
+from .nvfp4_pack_quantized import Nvfp4PackQuantized
 from .pack_quantized import PackQuantized
-from .rounded import Rounded
+from .pruned import Packable
 from .scheme import Scheme
+from .three_layer.packing import ThreeLayer, shares
 
 
 class Packing(Protocol):
@@ -32,17 +39,21 @@ class Packing(Protocol):
         ...
 
     def layout(self, scheme: Scheme, out_features: int, in_features: int, scale_dtype: torch.dtype) -> Layout:
-        """Suffix -> (dtype, shape) of what `pack` will return. Pure: the plan's exact bytes come from it.
+        """Suffix -> (dtype, shape) of what `pack` will return. Pure: the plan's bytes come from it, exact but for
+        sizes that are `Expected`.
 
         Raises InputError when the group size does not divide `in_features`.
         """
         ...
 
-    def pack(self, rounded: Rounded) -> dict[str, Tensor]:
-        """Suffix -> contiguous tensor, on the device of the codes. Raises ValueError for a malformed `rounded`."""
+    def pack(self, rounded: Any) -> dict[str, Tensor]:
+        """Suffix -> contiguous tensor, on the device of what is packed: the kind of `Packable` that the scheme makes.
+
+        Raises ValueError for a malformed `rounded`.
+        """
         ...
 
-    def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Rounded:
+    def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Packable:
         """The weight (out, in) = `shape` that the tensors stand for.
 
         Raises InputError naming the suffix that is missing, unexpected, or of another dtype, shape or content.
@@ -50,7 +61,23 @@ class Packing(Protocol):
         ...
 
 
-PACKINGS: dict[str, Packing] = {row.name: row for row in (PackQuantized(), IntQuantized(), FloatZero())}
+PACKINGS: dict[str, Packing] = {
+    row.name: row
+    for row in (
+        PackQuantized(),
+        IntQuantized(),
+        FloatZero(),
+        FloatQuantized(),
+        Nvfp4PackQuantized(),
+        Mxfp4PackQuantized(),
+        Mxfp8Quantized(),
+        ThreeLayer(),
+        Bitmap(),
+        BitmapCodes(),
+    )
+}
+NOTES: dict[str, Callable[[Mapping[str, Tensor]], dict[str, float]]] = {ThreeLayer.name: shares}
+"""What the report says of the tensors of a packed weight, for the formats where their bytes do not tell."""
 
 
 def packing(scheme: Scheme) -> Packing:

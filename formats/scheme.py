@@ -6,13 +6,16 @@ special cases for its name. Preset names are the ones that compressed-tensors, v
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .errors import InputError, nearest
-from .grids import INT4, INT8, Grid
+from .float_grids import E2M1, E4M3, E8M0, ScaleGrid
+from .grids import INT4, INT8, UNROUNDED, Grid, Unrounded
+from .sparsity import Sparsity
 
-Strategy = Literal["channel", "group"]
+Strategy = Literal["tensor", "channel", "group", "tensor_group", "block"]
 GroupSize = int | Literal["channel", "auto"]
 AUTO_GROUPS = (128, 64, 32)
 
@@ -21,22 +24,40 @@ AUTO_GROUPS = (128, 64, 32)
 class Activation:
     """How the inputs of a linear are quantised while it runs.
 
-    `granularity` "token" is one scale a row of the input, found while running (`dynamic`); "tensor" with
-    `dynamic=False` is one scale a linear, calibrated and stored as `input_scale`.
+    `granularity` "token" is one scale a row of the input, "group" one for every `group_size` neighbours in a row, both
+    found while running (`dynamic`); "tensor" with `dynamic=False` is one scale a linear, calibrated and stored as
+    `input_scale`. Scales of groups may be codes of `scale_grid`, under a calibrated `input_global_scale` of the linear
+    where `global_scale` says so.
     """
 
     grid: Grid
-    granularity: Literal["token", "tensor"] = "token"
+    granularity: Literal["token", "tensor", "group"] = "token"
     dynamic: bool = True
+    group_size: int | None = None
+    scale_grid: ScaleGrid | None = None
+    global_scale: bool = False
+
+    @property
+    def calibrated(self) -> str | None:
+        """The suffix under which a scale of the inputs is stored, None where all are found while running."""
+        if self.global_scale:
+            return "input_global_scale"
+        return None if self.dynamic else "input_scale"
 
 
 @dataclass(frozen=True)
 class Scheme:
     """Everything that decides what codes of a weight mean.
 
-    `group_size` is the number of neighbouring inputs that share a scale, for strategy "group". `symmetric` grids have
-    no zero point, else `zero_dtype` says whether it is a code or a real number in the dtype of the scales. `packing`
-    names the layout on disk (`formats/packings.py`).
+    `group_size` is the number of neighbouring inputs that share a scale, for strategies that have groups of them;
+    `block_rows` the number of neighbouring output rows that do (strategy "tensor": all). `symmetric` grids have no zero
+    point, else `zero_dtype` says whether it is a code or a real number in the dtype of the scales. Scales are numbers
+    in the checkpoint's dtype, or codes of `scale_grid`, divided by one `global_scale` a weight where there is one.
+    `packing` names the layout on disk (`formats/packings.py`), `scale_rule` how scales are chosen without data.
+    `rotation` is the number of neighbouring inputs that a Hadamard matrix mixes before the product
+    (`kernels/hadamard.py`); codes are of the weight in that basis, rotated likewise. `sparsity` says how many weights
+    are dropped, None for none; `layouts` maps what `--sparse-layout` may ask for to packings. `method` is the one to
+    use where none is named.
     """
 
     name: str
@@ -48,6 +69,33 @@ class Scheme:
     activation: Activation | None = None
     groupable: bool = True
     zero_dtype: Literal["int", "float"] = "int"
+    block_rows: int = 1
+    scale_grid: ScaleGrid | None = None
+    global_scale: bool = False
+    scale_rule: str = "minmax"
+    rotation: int | None = None
+    sparsity: Sparsity | None = None
+    layouts: Mapping[str, str] = field(default_factory=dict, compare=False)
+    method: str = "rtn"
+
+    @property
+    def rounds(self) -> bool:
+        """Whether weights become codes; else they are stored as the model has them."""
+        return not isinstance(self.grid, Unrounded)
+
+    @property
+    def spans_tensor(self) -> bool:
+        """Whether a weight has a number that all its rows share, which engines want equal in what they fuse."""
+        return self.global_scale or self.strategy == "tensor"
+
+    def sharing_rows(self, out_features: int) -> int:
+        """Number of neighbouring rows that share their scales."""
+        return out_features if self.strategy == "tensor" else self.block_rows
+
+    @property
+    def own_format(self) -> bool:
+        """Whether the layout is one of ours, which no other engine reads."""
+        return self.packing.startswith("compress-")
 
     def groups(self, in_features: int) -> int:
         """Number of scales along the input of a row with `in_features` weights."""
@@ -60,16 +108,20 @@ class Scheme:
     def with_group(self, group_size: int | Literal["channel"] | None) -> Scheme:
         """The same scheme with another group size; "channel" or None gives one scale a row.
 
-        Raises InputError for a size below one, and when the scheme's engines know only one scale a row.
+        Raises InputError for a size below one, and when the scheme's engines know only its own.
         """
+        if group_size in (self.group_size, self.group_size or "channel"):
+            return self
+        if not self.groupable and self.group_size is not None:
+            has = f"scheme {self.name} has groups of {self.group_size}"
+            raise InputError(f"--group-size {group_size}", has, "leave it out")
         if group_size is None or group_size == "channel":
             return replace(self, strategy="channel", group_size=None)
         if group_size < 1:
             raise InputError(f"--group-size {group_size}", "is not a group size", "give a positive number or channel")
         if not self.groupable:
-            raise InputError(
-                f"--group-size {group_size}", f"scheme {self.name} has one scale an output row", "use channel"
-            )
+            has = "one scale an output row" if self.rounds else "no scales"
+            raise InputError(f"--group-size {group_size}", f"scheme {self.name} has {has}", "use channel")
         return replace(self, strategy="group", group_size=group_size)
 
     def with_symmetry(self, symmetric: bool) -> Scheme:
@@ -82,33 +134,103 @@ class Scheme:
         name = self.name.removesuffix("_ASYM") + ("" if symmetric else "_ASYM")
         return replace(self, name=name, symmetric=symmetric)
 
+    def with_sparsity(self, ratio: float | None, pattern: str | None) -> Scheme:
+        """The same scheme with another share of weights dropped, or in another pattern; None leaves them as they are.
 
+        Raises InputError for a scheme that drops none, and for what `Sparsity` refuses.
+        """
+        if ratio is None and pattern is None:
+            return self
+        if self.sparsity is None:
+            flag = f"--sparsity {ratio}" if ratio is not None else f"--pattern {pattern}"
+            raise InputError(flag, f"scheme {self.name} drops no weights", "leave it out, or use a sparse scheme")
+        kept = self.sparsity
+        return replace(self, sparsity=Sparsity(kept.ratio if ratio is None else ratio, pattern or kept.pattern))
+
+    def with_layout(self, layout: str | None) -> Scheme:
+        """The same scheme in another of its layouts. Raises InputError for one that it does not have."""
+        if layout is None:
+            return self
+        if layout not in self.layouts:
+            fix = nearest(layout, self.layouts) if self.layouts else "leave it out"
+            raise InputError(f"--sparse-layout {layout}", f"scheme {self.name} has no such layout", fix)
+        return replace(self, packing=self.layouts[layout])
+
+
+def _group_inputs(
+    grid: Grid, size: int, scale_grid: ScaleGrid | None = None, *, under_global: bool = False
+) -> Activation:
+    return Activation(grid, "group", group_size=size, scale_grid=scale_grid, global_scale=under_global)
+
+
+def _rowwise(name: str, grid: Grid, packing: str, activation: Activation | None) -> Scheme:
+    return Scheme(name, grid, packing, "channel", None, activation=activation, groupable=False)
+
+
+def _blockwise(name: str, grid: Grid, packing: str) -> Scheme:
+    inputs = _group_inputs(grid, 128)
+    return Scheme(name, grid, packing, "block", 128, activation=inputs, groupable=False, block_rows=128)
+
+
+def _nvfp4(name: str, activation: Activation | None = None) -> Scheme:
+    return Scheme(
+        name,
+        E2M1,
+        "nvfp4-pack-quantized",
+        "tensor_group",
+        16,
+        activation=activation,
+        groupable=False,
+        scale_grid=E4M3,
+        global_scale=True,
+        scale_rule="mse",
+    )
+
+
+def _mx(name: str, grid: Grid, packing: str, activation: Activation | None = None) -> Scheme:
+    return Scheme(
+        name,
+        grid,
+        packing,
+        "group",
+        32,
+        activation=activation,
+        groupable=False,
+        scale_grid=E8M0,
+        scale_rule="mse",
+    )
+
+
+_SPARSE_LAYOUTS = {"three-layer": "compress-three-layer", "bitmap": "compress-bitmap"}
 SCHEMES: dict[str, Scheme] = {
     row.name: row
     for row in (
         Scheme("W4A16", INT4, "pack-quantized"),
         Scheme("W4A16_ASYM", INT4, "pack-quantized", symmetric=False),
         Scheme("W4A16_HQQ", INT4, "compress-int4-float-zero", group_size=64, symmetric=False, zero_dtype="float"),
-        Scheme("W8A16", INT8, "pack-quantized", strategy="channel", group_size=None),
-        Scheme("W8A16_ASYM", INT8, "pack-quantized", strategy="channel", group_size=None, symmetric=False),
-        Scheme(
-            "W8A8",
-            INT8,
-            "int-quantized",
-            strategy="channel",
-            group_size=None,
-            activation=Activation(INT8),
-            groupable=False,
+        Scheme("W8A16", INT8, "pack-quantized", "channel", None),
+        Scheme("W8A16_ASYM", INT8, "pack-quantized", "channel", None, symmetric=False),
+        Scheme("W4A8", INT4, "pack-quantized", activation=Activation(INT8)),
+        Scheme("W4AFP8", INT4, "pack-quantized", activation=Activation(E4M3)),
+        _rowwise("W8A8", INT8, "int-quantized", Activation(INT8)),
+        _rowwise("W8A8_STATIC", INT8, "int-quantized", Activation(INT8, "tensor", dynamic=False)),
+        _blockwise("W8A8_BLOCK", INT8, "int-quantized"),
+        replace(_rowwise("FP8", E4M3, "float-quantized", Activation(E4M3, "tensor", dynamic=False)), strategy="tensor"),
+        _rowwise("FP8_DYNAMIC", E4M3, "float-quantized", Activation(E4M3)),
+        _blockwise("FP8_BLOCK", E4M3, "float-quantized"),
+        _nvfp4("NVFP4A16"),
+        _nvfp4("NVFP4", _group_inputs(E2M1, 16, E4M3, under_global=True)),
+        _mx("MXFP4A16", E2M1, "mxfp4-pack-quantized"),
+        _mx("MXFP4", E2M1, "mxfp4-pack-quantized", _group_inputs(E2M1, 32, E8M0)),
+        _mx("MXFP8A16", E4M3, "mxfp8-quantized"),
+        _mx("MXFP8", E4M3, "mxfp8-quantized", _group_inputs(E4M3, 32, E8M0)),
+        replace(
+            _rowwise("SPARSE50", UNROUNDED, "compress-three-layer", None),
+            sparsity=Sparsity(),
+            layouts=_SPARSE_LAYOUTS,
+            method="sparsegpt",
         ),
-        Scheme(
-            "W8A8_STATIC",
-            INT8,
-            "int-quantized",
-            strategy="channel",
-            group_size=None,
-            activation=Activation(INT8, granularity="tensor", dynamic=False),
-            groupable=False,
-        ),
+        Scheme("SPARSE50_W4A16", INT4, "compress-bitmap-codes", sparsity=Sparsity(), method="sparsegpt"),
     )
 }
 ALIASES = {"INT8": "W8A8", "INT4": "W4A16"}

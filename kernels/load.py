@@ -11,8 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
+from ..formats.architectures import architecture
 from ..formats.checkpoint import Checkpoint, resolve
 from ..formats.errors import InputError
+from .arranged_linear import arrange
 from .packed_model import load_packed, refuse
 from .skeleton import UNREADABLE, read_config
 
@@ -25,7 +27,8 @@ def load(
 ) -> PreTrainedModel:
     """The causal language model in `directory` (or of an id in the local Hub cache), in eval mode on `device`.
 
-    Linears that are stored packed stay packed and decode while they run; everything else, and the arithmetic, is in
+    Linears that are stored packed stay packed: on a CPU they decode while they run, on a GPU they are brought into the
+    layout of its kernels, those that share an input as one. Everything else, and the arithmetic, is in
     `dtype`: by default float32 on a CPU, whose half-precision products are slow, else what the checkpoint is stored in.
     Nothing is downloaded, and code in the directory runs only where `trust_remote_code` allows it. Raises InputError
     for a directory that is not a readable model, and for tensors that are missing, unexpected or of another shape.
@@ -35,9 +38,14 @@ def load(
     place = torch.device(device)
     if dtype is None:
         dtype = torch.float32 if place.type == "cpu" else _stored_dtype(checkpoint, config)
-    loader = _load_plain if checkpoint.quantization is None else load_packed
     with _quiet():
-        return loader(checkpoint, config, place, dtype, trust_remote_code)
+        if checkpoint.quantization is None:
+            return _load_plain(checkpoint, config, place, dtype, trust_remote_code)
+        model = load_packed(checkpoint, config, place, dtype, trust_remote_code)
+    if place.type == "cuda":
+        shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+        arrange(model, architecture(checkpoint.config, shapes), dtype)
+    return model
 
 
 def _load_plain(

@@ -44,7 +44,7 @@ class PackedLinear(nn.Module):
     def weight_rows(self, start: int = 0, stop: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Rows `start` to `stop` of the weight, decoded to `dtype`: [rows, in_features].
 
-        For logits over a part of the vocabulary at a time.
+        For logits over a part of the vocabulary at a time. Of a rotated scheme, the weight is in the rotated basis.
         """
         return decode_rows(self.tensors, self.scheme, (self.out_features, self.in_features), start, stop, dtype)
 
@@ -52,9 +52,11 @@ class PackedLinear(nn.Module):
         """What `print(model)` shows of this module."""
         size = self.scheme.group_size
         span = "one scale a channel" if size is None else f"group_size={size}"
+        span = span if self.scheme.rounds else "no scales"
+        basis = "" if self.scheme.rotation is None else f", rotation={self.scheme.rotation}"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"scheme={self.scheme.name}, {span}"
+            f"scheme={self.scheme.name}, {span}{basis}"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedLinear:

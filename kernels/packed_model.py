@@ -98,7 +98,7 @@ def _pack(linear: _Linear, name: str, scheme: Scheme, checkpoint: Checkpoint, de
         if suffix != "bias"
     }
     try:
-        check_read(stored, packing(scheme).layout(scheme, *shape, stored_scale_dtype(stored)))
+        check_read(stored, packing(scheme).layout(scheme, *shape, stored_scale_dtype(stored, scheme)))
     except InputError as error:
         raise InputError(f"{name}.{error.key}", error.cause, error.fix) from error
     tensors = {suffix: checkpoint.read(f"{name}.{suffix}", device) for suffix in stored}

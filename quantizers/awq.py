@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..calibration.factor import left_over
 from ..calibration.statistics import Stats
 from ..formats.errors import InputError
 from ..formats.scheme import Scheme
 from . import folding
-from .gptq import left_over
 from .method import LiveFeed, Options, Source, Transformation
 from .search import Weighted, best_scale, floored, rounding_loss
 

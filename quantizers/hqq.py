@@ -13,6 +13,8 @@ it has seen, so the result is never worse than the rule it started from.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -20,11 +22,21 @@ from ..calibration.statistics import Stats
 from ..formats.rounded import QParams, Rounded, encode, round_to_grid
 from ..formats.scheme import Scheme
 from .method import Options, Rounding
-from .scales import bounded, choose, pick, row_chunks
+from .scales import DEFAULT, Scales, choose, joined, peak_of, pick, resolve, row_chunks, storage
+
+
+def shares_scales(scheme: Scheme) -> str | None:
+    """Why the scales of a scheme cannot be refined by this method, or None."""
+    return None if scheme.sharing_rows(2) == 1 else "several rows share a scale"
 
 
 def round_hqq(
-    weight: Tensor, scheme: Scheme, stats: Stats | None, scale_dtype: torch.dtype, options: Options
+    weight: Tensor,
+    scheme: Scheme,
+    stats: Stats | None,
+    scale_dtype: torch.dtype,
+    options: Options,
+    peak: Tensor | None = None,
 ) -> Rounded:
     """Codes nearest to `weight` (float32 [out, in]) under refined parameters; `stats` are not looked at.
 
@@ -32,29 +44,27 @@ def round_hqq(
     in units of a step; `iterations`.
     """
     del stats
-    start = choose(weight, scheme, options["scale_rule"], scale_dtype)
+    rule = resolve(options["scale_rule"], scheme)
+    start = choose(weight, scheme, rule, scale_dtype, peak=peak)
     if scheme.zero_dtype == "float" and start.zero is not None:
-        start = QParams(start.scale, start.zero.round())  # the published start; it ends .02 lower in KL than a real one
-    grouped = weight.reshape(weight.shape[0], start.scale.shape[1], -1)
+        start = replace(start, zero=start.zero.round())  # the published start; it ends .02 lower in KL than a real one
+    grouped = weight.reshape(weight.shape[0], start.groups, -1)
+    scales = storage(scheme, rule, scale_dtype, peak_of(weight, peak))
     done: list[QParams] = []
     row = 0
     for rows in row_chunks(grouped):
-        here = slice(row, row + rows.shape[0])
+        done.append(refine(rows, scheme, start.rows(row, row + rows.shape[0]), scales, options))
         row += rows.shape[0]
-        first = QParams(start.scale[here], None if start.zero is None else start.zero[here])
-        done.append(refine(rows, scheme, first, options))
-    zeros = [part.zero for part in done if part.zero is not None]
-    params = QParams(torch.cat([part.scale for part in done]), torch.cat(zeros) if zeros else None)
-    return round_to_grid(weight, scheme, params)
+    return round_to_grid(weight, scheme, joined(done))
 
 
-def refine(rows: Tensor, scheme: Scheme, start: QParams, options: Options) -> QParams:
+def refine(rows: Tensor, scheme: Scheme, start: QParams, scales: Scales, options: Options) -> QParams:
     """The best parameters met on the way from `start` for the groups of `rows` (float32 [rows, groups, span])."""
     norm, beta = options["norm"], options["beta"]
     best = current = start
-    least = torch.full_like(start.scale, torch.inf, dtype=torch.float32)
+    least = torch.full_like(start.step, torch.inf)
     for step in range(options["iterations"] + 1):
-        scale, zero = current.scale.float(), None if current.zero is None else current.zero.float()
+        scale, zero = current.step, None if current.zero is None else current.zero.float()
         units, values = _in_steps(rows, scheme, scale, zero)
         error = units - values
         size = error.abs().clamp_(min=1e-12)
@@ -65,13 +75,14 @@ def refine(rows: Tensor, scheme: Scheme, start: QParams, options: Options) -> QP
         best = pick(better, current, best)
         kept = error.sign() * (size - steep / beta).clamp_(min=0)
         stretch = zero is None or (scheme.zero_dtype == "int" and step % 2 == 1)
-        current = _fit(units - kept, values, scheme, current, stretch=stretch)
+        goal = units - kept
+        current = _stretched(goal, values, current, scales) if stretch else _moved(goal, values, scheme, current)
     return best
 
 
 def lp_cost(rows: Tensor, scheme: Scheme, params: QParams, norm: float) -> Tensor:
     """Σ |error|^p of each group [rows, groups]: what `refine` lessens."""
-    scale, zero = params.scale.float(), None if params.zero is None else params.zero.float()
+    scale, zero = params.step, None if params.zero is None else params.zero.float()
     units, values = _in_steps(rows, scheme, scale, zero)
     return ((units - values).abs() ** norm).sum(-1) * scale**norm
 
@@ -83,22 +94,26 @@ def _in_steps(rows: Tensor, scheme: Scheme, scale: Tensor, zero: Tensor | None) 
     return rows / wide_scale, values if wide_zero is None else values.sub_(wide_zero)
 
 
-def _fit(goal: Tensor, values: Tensor, scheme: Scheme, params: QParams, *, stretch: bool) -> QParams:
-    """Least squares of `goal` by `values`, both in steps: the zero point moves all values, the scale stretches them."""
-    if params.zero is None or stretch:
-        energy = values.square().sum(-1)
-        factor = torch.where(energy > 0, (goal * values).sum(-1) / energy, torch.ones_like(energy))
-        span = scheme.grid.highest - scheme.grid.lowest
-        scale = bounded(params.scale.float() * factor.clamp(0.5, 2.0), span, params.scale.dtype)
-        return QParams(scale, params.zero)
+def _stretched(goal: Tensor, values: Tensor, params: QParams, scales: Scales) -> QParams:
+    """The scales by which `values` fit `goal` best in least squares; both are in steps."""
+    energy = values.square().sum(-1)
+    factor = torch.where(energy > 0, (goal * values).sum(-1) / energy, torch.ones_like(energy))
+    return scales.refit(params.step * factor.clamp(0.5, 2.0), params)
+
+
+def _moved(goal: Tensor, values: Tensor, scheme: Scheme, params: QParams) -> QParams:
+    """The zero points by which `values` fit `goal` best in least squares; both are in steps."""
+    if params.zero is None:
+        return params
     zero = params.zero.float() + (values - goal).mean(-1)
     if scheme.zero_dtype == "float":
-        return QParams(params.scale, zero.to(params.scale.dtype))
-    return QParams(params.scale, zero.round_().clamp_(scheme.grid.lowest, scheme.grid.highest).to(torch.int8))
+        return replace(params, zero=zero.to(params.scale.dtype))
+    return replace(params, zero=zero.round_().clamp_(scheme.grid.lowest, scheme.grid.highest).to(torch.int8))
 
 
 HQQ = Rounding(
     "hqq",
     round_hqq,
-    options={"scale_rule": "minmax", "norm": 2.0, "beta": 1.0, "iterations": 20},
+    misfit=shares_scales,
+    options={"scale_rule": DEFAULT, "norm": 2.0, "beta": 1.0, "iterations": 20},
 )

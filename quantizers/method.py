@@ -1,8 +1,8 @@
 """What a method is: the protocols of roundings and transforms, and the tensors that a transform works on.
 
-Two kinds, both small. A *rounding* turns one weight into codes; a *transform* rewrites a block without changing its
-function. A recipe is any number of transforms and one rounding. A new method is one file and one row in
-`quantizers/registry.py`.
+Three kinds, all small. A *rounding* turns one weight into codes; a *transform* rewrites a block without changing its
+function; a *rotation* is the basis in which a linear is rounded and run. A recipe is any number of transforms, maybe a
+rotation, and one rounding. A new method is one file and one row in `quantizers/registry.py`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,36 @@ class Round(Protocol):
     """`weight` float32 [out, in] → codes, with the statistics of its inputs where the method asked for them.
 
     `scale_dtype` is the dtype that scales are stored in (the checkpoint's own). `options` are the method's settings
-    with their defaults filled in. Must not change `weight`.
+    with their defaults filled in. `peak` (one number) is the largest magnitude of all weights that have to agree on
+    what spans a tensor, None where that is this weight alone; `scales.choose` takes it. Must not change `weight`.
     """
 
     def __call__(
-        self, weight: Tensor, scheme: Scheme, stats: Stats | None, scale_dtype: torch.dtype, options: Options
+        self,
+        weight: Tensor,
+        scheme: Scheme,
+        stats: Stats | None,
+        scale_dtype: torch.dtype,
+        options: Options,
+        peak: Tensor | None = None,
+    ) -> Rounded: ...
+
+
+class RoundPruned(Protocol):
+    """As `Round`, of a weight that keeps only what is not zero in `pruned` (float32 [out, in]), its pruned form.
+
+    The scheme is symmetric; codes of what is dropped are 0. Must not change `weight` or `pruned`.
+    """
+
+    def __call__(
+        self,
+        weight: Tensor,
+        pruned: Tensor,
+        scheme: Scheme,
+        stats: Stats | None,
+        scale_dtype: torch.dtype,
+        options: Options,
+        peak: Tensor | None = None,
     ) -> Rounded: ...
 
 
@@ -44,7 +69,7 @@ class Rounding:
     """One way to round: `needs` names statistics fields, `misfit(scheme)` says why a scheme does not fit (or None).
 
     `options` are the settings with their defaults. `hints` are settings for the transforms before it, by name: what
-    suits this rounding where they know such a setting.
+    suits this rounding where they know such a setting. `masked` rounds what pruning left, None where it cannot.
     """
 
     name: str
@@ -53,6 +78,7 @@ class Rounding:
     misfit: Callable[[Scheme], str | None] = any_scheme
     options: Options = field(default_factory=dict)
     hints: Options = field(default_factory=dict)
+    masked: RoundPruned | None = None
 
     def fields(self, options: Options) -> frozenset[Field]:
         """The statistics that a run with these options needs: some scale rules look at the inputs too."""
@@ -129,3 +155,20 @@ class Transformation:
         """The options of a run in which `then` rounds: defaults, what it hints at, and on top what was `given`."""
         hints = {name: value for name, value in then.hints.items() if name in self.options}
         return {**self.options, **hints, **(given or {})}
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """A change of basis of a linear's inputs, carried by its scheme: weights and statistics are rotated before the
+    rounding, inputs while the model runs.
+
+    `block(scheme, in_features, options)` is the number of neighbouring inputs that are mixed; it raises InputError
+    where none fits. `rounding` and `rounding_options` as for a transform.
+    """
+
+    name: str
+    block: Callable[[Scheme, int, Options], int]
+    misfit: Callable[[Scheme], str | None] = any_scheme
+    options: Options = field(default_factory=dict)
+    rounding: str = "rtn"
+    rounding_options: Options = field(default_factory=dict)

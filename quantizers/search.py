@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..formats.rounded import fake_quantize
 from ..formats.scheme import Scheme
+from ..kernels.hadamard import rotated
 from .scales import choose
 
 Weighted = Sequence[tuple[Tensor, Scheme]]
@@ -39,9 +40,9 @@ def rounding_loss(weight: Tensor, scheme: Scheme, scale: Tensor, scale_dtype: to
 
     `hessian` is the second moment [in, in], or the energy of each input [in] where errors are taken as independent.
     """
-    scaled = weight * scale
+    scaled = rotated(weight * scale, scheme)
     error = fake_quantize(scaled, scheme, choose(scaled, scheme, "minmax", scale_dtype))
-    error.div_(scale).sub_(weight)
+    error = rotated(error, scheme).div_(scale).sub_(weight)
     if hessian.dim() == 1:
         return (error.square_().sum(0) * hessian).sum()
     return (error @ hessian).mul_(error).sum()

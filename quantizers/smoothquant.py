@@ -4,7 +4,7 @@ Xiao et al. 2022, arXiv 2211.10438: the inputs of channel j are divided by s_j =
 weights multiplied by it. The strength α is searched for each input. What the quantised linear loses is judged by two
 terms: tr(E H Eᵀ) for the rounding error E of the weights, and Σ_j d_j ‖w_j‖² for that of the inputs, where d_j is the
 squared rounding error that channel j of a recorded sample of inputs suffers (errors of different channels are all but
-uncorrelated).
+uncorrelated). Where a rotation follows, both errors are those of the rotated basis.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from torch import Tensor
 from ..calibration.statistics import Stats
 from ..formats.errors import InputError
 from ..formats.scheme import Activation, Scheme
+from ..kernels.activations import quantize_activation
+from ..kernels.hadamard import rotated
 from . import folding
+from .input_scales import input_scale
 from .method import LiveFeed, Options, Source, Transformation
 from .search import Weighted, best_scale, floored, rounding_loss
 
@@ -57,8 +60,10 @@ def search_strength(
         for weight, scheme in some:
             total += rounding_loss(weight, scheme, columns, scale_dtype, hessian)
             if scheme.activation is not None:
-                lost = input_error(sample / columns, scheme.activation, abs_max / columns) / sample.shape[0]
-                total += ((weight * columns).square_().sum(0) * lost).sum()
+                moved = rotated(sample / columns, scheme)
+                reach = abs_max / columns if scheme.rotation is None else moved.abs().amax(0)
+                lost = input_error(moved, scheme.activation, reach) / sample.shape[0]
+                total += (rotated(weight * columns, scheme).square_().sum(0) * lost).sum()
         return total
 
     scales = [scale for _, scale in trials]
@@ -81,9 +86,8 @@ def _candidates(
 
 def input_error(sample: Tensor, activation: Activation, abs_max: Tensor) -> Tensor:
     """Squared rounding error of each channel [in], summed over the rows of `sample` (float32 [rows, in])."""
-    top = sample.abs().amax(-1, keepdim=True) if activation.dynamic else abs_max.amax().reshape(1, 1)
-    step = (top / activation.grid.reach).clamp_(min=1e-30)
-    return (activation.grid.decode(activation.grid.encode(sample / step)) * step - sample).square().sum(0)
+    scale = input_scale(activation, abs_max, torch.float32)
+    return (quantize_activation(sample, activation, scale) - sample).square_().sum(0)
 
 
 def _greatest(values: Tensor, source: Source | None) -> Tensor:

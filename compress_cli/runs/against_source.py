@@ -16,7 +16,8 @@ from ...formats.architectures import Architecture, architecture
 from ...formats.checkpoint import Checkpoint
 from ...formats.progress import Track
 from ...formats.tensor_bytes import sha256_of
-from .checks import Check, check, decoded_rows
+from ...kernels.hadamard import rotated
+from .checks import Check, check
 from .saved_report import SavedReport
 from .stored import Packed, rows_at_a_time
 
@@ -97,16 +98,16 @@ def weight_faults(source: Source, packed: Packed, tensors: Mapping[str, Tensor],
         shape = list(source.checkpoint.tensors[name].shape)
         return [f"'{packed.name}' is {list(packed.shape)} and the reference has {shape}"]
     row = report.layers[packed.name]
-    weight = source.checkpoint.read(name)
+    weight = rotated(source.checkpoint.read(name).float(), packed.scheme)
     rounded = packed.unpack(tensors)
     step = rows_at_a_time(packed.shape[1])
     cuts = [(start, min(packed.shape[0], start + step)) for start in range(0, packed.shape[0], step)]
-    error = relative_error((weight[a:b].float(), decoded_rows(rounded, a, b)) for a, b in cuts)
+    error = relative_error((weight[a:b], rounded.rows(a, b).dequantize()) for a, b in cuts)
     if abs(error - row.weight_error) <= TOLERANCE * row.weight_error + FLOOR:
         return []
     if not row.transformed:
         return [f"'{packed.name}' has weight error {error:.9g}, the report says {row.weight_error:.9g}"]
-    residual = rescaled_error(weight.float(), rounded.dequantize())
+    residual = rescaled_error(rotated(weight, packed.scheme), rotated(rounded.dequantize(), packed.scheme))
     bound = math.inf if row.weight_error >= 1 else row.weight_error / (1 - row.weight_error)
     if residual <= bound * (1 + FIT_TOLERANCE) + FLOOR:
         return []

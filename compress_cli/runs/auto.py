@@ -19,11 +19,12 @@ from ...calibration.statistics import Stats, output_error
 from ...formats.architectures import Architecture
 from ...formats.rounded import Rounded
 from ...formats.scheme import Scheme
-from ...kernels.reference import quantize_activation
+from ...kernels.activations import quantize_activation
+from ...quantizers.input_scales import input_scale
 from ...quantizers.method import LiveFeed, Rounding, Transformation
 from ...quantizers.registry import ROUNDINGS, TRANSFORMS
 from .feeds import Heads, live_feeds
-from .rounding import Pick
+from .methods import Pick
 
 Masters = dict[str, Tensor]
 
@@ -127,7 +128,7 @@ def _energies(weight: Tensor, scheme: Scheme, rounded: Rounded, held: Stats) -> 
     decoded = rounded.dequantize()
     activation = scheme.activation
     if activation is not None and held.sample is not None and held.abs_max is not None:
-        scale = None if activation.dynamic else held.abs_max.amax().reshape(1) / activation.grid.reach
+        scale = input_scale(activation, held.abs_max, torch.float32)
         x = held.sample.float()
         exact = x @ weight.T
         error = quantize_activation(x, activation, scale) @ decoded.T - exact

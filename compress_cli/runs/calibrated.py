@@ -7,6 +7,7 @@ what has been decided so far, so each stage sees its inputs as the finished mode
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,7 @@ from .finite import check_finite
 from .methods import Chain
 from .plan import Plan, Unit
 from .report import LayerRow
-from .rounding import Pick, round_layer
+from .rounding import peaks, round_layer
 
 if TYPE_CHECKING:
     from ...calibration.stream import Block, Stream
@@ -33,14 +34,20 @@ Outputs = dict[str, Tensor | TensorInfo]
 class CalibratedUnit:
     """The work on one unit. Raises InputError for NaN or Inf in a weight when it is made."""
 
-    def __init__(self, plan: Plan, methods: Chain, stream: Stream, unit: Unit, device: str) -> None:
+    def __init__(
+        self, plan: Plan, methods: Chain, stream: Stream, unit: Unit, device: str, ratios: Mapping[str, float]
+    ) -> None:
         self._plan, self._methods, self._stream, self._unit = plan, methods, stream, unit
         self._layers = {layer.name: layer for layer in unit.layers}
         checkpoint = plan.checkpoint
         self._outputs: Outputs = {name: checkpoint.tensors[name] for name in unit.kept}
         self._rows: dict[str, LayerRow] = {}
         self._changed: frozenset[str] = frozenset()  # names of masters that a transform has rewritten
-        self._picks = dict.fromkeys(self._layers, Pick(methods.label(), methods.rounding, methods.options))
+        self._picks = {
+            layer.name: methods.pick(layer.scheme, ratios.get(layer.name))
+            for layer in unit.layers
+            if layer.scheme is not None
+        }
         sources = {layer.source for layer in unit.layers if layer.scheme is not None}
         stored = {
             name: check_finite(checkpoint.read(name, device=device), name) for name in sorted({*unit.kept, *sources})
@@ -50,6 +57,9 @@ class CalibratedUnit:
             stored = {f"{head.name}.weight" if name == head.source else name: stored[name] for name in stored}
         self._stored = stored
         self._masters = {name: tensor.float() for name, tensor in stored.items()}
+        self._rotations = {
+            layer.name: layer.scheme.rotation for layer in unit.layers if layer.scheme and layer.scheme.rotation
+        }
         self._dtype = checkpoint.tensors[unit.layers[0].source].dtype
 
     def run(self) -> tuple[Outputs, list[LayerRow]]:
@@ -57,12 +67,15 @@ class CalibratedUnit:
         stream, number = self._stream, self._unit.block
         block = stream.head(self._stored) if number is None else stream.block(number, self._stored)
         stats = None if number is None else self._transform(block, number)
-        if stats is not None and not self._methods.rounding.needs and not self._methods.auto:
+        settled = not self._methods.rounding.needs and not self._methods.auto and not self._rotations
+        if stats is not None and settled:
             for stage, seen in stats.items():
                 stream.update(block, self._round(stage, seen))
             stream.advance(block)
         else:
-            stream.advance_staged(block, lambda stage, seen, _inputs: self._round(stage, seen), self._fields())
+            stream.advance_staged(
+                block, lambda stage, seen, _inputs: self._round(stage, seen), self._fields(), self._rotations
+            )
         stream.release(block)
         return self._outputs, [self._rows[name] for name in self._layers if name in self._rows]
 
@@ -98,7 +111,7 @@ class CalibratedUnit:
             if name in self._picks:
                 pick = self._picks[name]
                 details = {**pick.details, transform: record}
-                self._picks[name] = Pick(pick.label, pick.rounding, pick.options, details)
+                self._picks[name] = replace(pick, details=details)
 
     def _install_changes(self) -> None:
         """Put what transforms changed into the modules, and into the outputs what is stored unquantised."""
@@ -115,6 +128,8 @@ class CalibratedUnit:
     def _round(self, stage: Stage, seen: Stats) -> Mapping[str, Tensor]:
         """Round the linears of a stage; returns their decoded weights."""
         decoded: dict[str, Tensor] = {}
+        layers = [self._layers[name] for name in stage]
+        shared = peaks(self._plan.architecture, layers, lambda layer: self._masters[f"{layer.name}.weight"])
         for name in stage:
             layer, weight = self._layers[name], f"{name}.weight"
             if layer.scheme is not None:
@@ -125,6 +140,7 @@ class CalibratedUnit:
                     seen,
                     self._dtype,
                     transformed=weight in self._changed,
+                    peak=shared.get(name),
                 )
                 self._outputs.update(packed.tensors)
                 self._rows[name], decoded[name] = packed.row, packed.decoded

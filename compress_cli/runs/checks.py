@@ -16,7 +16,6 @@ from torch import Tensor
 from ...formats.checkpoint import Checkpoint
 from ...formats.errors import InputError
 from ...formats.progress import Track
-from ...formats.rounded import QParams, Rounded
 from ...formats.scheme import Scheme, scheme
 from ...formats.tensor_bytes import chunks, sha256_of_file
 from ...kernels.reference import decode_rows
@@ -132,7 +131,9 @@ def _disagreement(linear: str, said: Scheme | None, report: SavedReport) -> str 
     if said is None or row is None:
         where = "config.json" if said is None else "the report"
         return f"'{linear}' is not packed according to {where}"
-    wanted = replace(scheme(row.scheme), name=said.name, symmetric=said.symmetric)
+    wanted = replace(scheme(row.scheme), name=said.name, symmetric=said.symmetric, rotation=row.rotation)
+    if wanted.sparsity is not None and said.sparsity is not None:  # the ratio and the layout are the recipe's
+        wanted = replace(wanted, sparsity=said.sparsity, packing=said.packing)
     if wanted.with_group(row.group_size) != said:
         size = said.group_size or "channel"
         was = f"{row.scheme}, group {row.group_size or 'channel'}"
@@ -154,17 +155,9 @@ def decode_faults(packed: Packed, tensors: Mapping[str, Tensor]) -> list[str]:
     for start in range(0, rows, step):
         stop = min(rows, start + step)
         theirs = decode_rows(tensors, packed.scheme, packed.shape, start, stop)
-        ours = decoded_rows(rounded, start, stop).to(theirs.dtype)
+        ours = rounded.rows(start, stop).dequantize().to(theirs.dtype)
         if not torch.equal(ours.view(torch.uint8), theirs.view(torch.uint8)):
             return [f"'{packed.name}' decodes to two different weights, between rows {start} and {stop - 1}"]
         if not is_finite(ours):
             return [f"'{packed.name}' decodes to NaN or Inf, between rows {start} and {stop - 1}"]
     return []
-
-
-def decoded_rows(rounded: Rounded, start: int, stop: int) -> Tensor:
-    """Rows `start` to `stop` of the decoded weight, float32."""
-    params = rounded.params
-    zero = None if params.zero is None else params.zero[start:stop]
-    rows = replace(rounded, codes=rounded.codes[start:stop], params=QParams(params.scale[start:stop], zero))
-    return rows.dequantize()

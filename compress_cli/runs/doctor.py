@@ -20,6 +20,7 @@ from ... import __version__
 from .peers import PEERS, notes
 
 DISTRIBUTION = "compress-llm"
+USUAL_SHAPE = (4096, 4096)
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,12 @@ class Machine:
 
 @dataclass(frozen=True)
 class Kernel:
-    """The implementation that runs a packing here, and for each other one why it does not."""
+    """The implementation that runs a scheme here and why, and for each other one why it does not."""
 
+    scheme: str
     packing: str
     picked: str
+    reason: str
     others: dict[str, str]
 
 
@@ -78,13 +81,14 @@ def diagnose() -> Diagnosis:
         if not item.fits
     ]
     has_torch = find_spec("torch") is not None
+    kernels, faults = _kernels() if has_torch else ([], [])
     return Diagnosis(
         compress=__version__,
         python=platform.python_version(),
         packages=packages,
         machine=_machine(has_torch),
-        kernels=_kernels() if has_torch else [],
-        problems=problems,
+        kernels=kernels,
+        problems=problems + faults,
         notes=notes(_version) if has_torch else [],
     )
 
@@ -149,18 +153,20 @@ def _memory_bytes() -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _kernels() -> list[Kernel]:
-    from ...formats.packings import PACKINGS
-
-    why_not_triton = _why_not_triton()
-    return [Kernel(name, "reference", {"triton": why_not_triton}) for name in PACKINGS]
-
-
-def _why_not_triton() -> str:
+def _kernels() -> tuple[list[Kernel], list[str]]:
+    """What a product with one token and a weight of usual size runs on, a row a scheme; and what keeps it unknown."""
     import torch
 
-    if not torch.cuda.is_available():
-        return "torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA GPU"
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    return f"compress {__version__} has no Triton kernel for it"
+    from ...formats.errors import InputError
+    from ...formats.scheme import SCHEMES
+    from ...kernels.lowbit.packed import pick_for
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    rows = []
+    for name, scheme in SCHEMES.items():
+        try:
+            pick = pick_for(scheme, USUAL_SHAPE, 1, torch.bfloat16, device)
+        except InputError as error:
+            return [], [str(error)]
+        rows.append(Kernel(name, scheme.packing, pick.name, pick.reason, dict(pick.others)))
+    return rows, []

@@ -14,8 +14,8 @@ def dry_run_report(job: Job, out: Path) -> dict[str, Any]:
     """Layers and totals as in the report of a run, without errors, and `output_bytes`. Raises InputError on a full
     disk.
 
-    `output_bytes` counts the weights file, config.json and the side files, exactly; the report files and the shard
-    index are not counted.
+    `output_bytes` counts the weights file, config.json and the side files; the report files and the shard index are not
+    counted. Sizes are exact, but for layers where `exact` is false: the data decide, and it is said what to expect.
     """
     check_disk(out, job.output_bytes)
     plan = job.plan
@@ -28,12 +28,14 @@ def dry_run_report(job: Job, out: Path) -> dict[str, Any]:
             {
                 "name": layer.name,
                 "scheme": layer.scheme.name if layer.scheme else None,
-                "method": job.methods.label() if layer.scheme else None,
+                "method": job.methods.label(layer.scheme) if layer.scheme else None,
                 "group_size": layer.scheme.group_size if layer.scheme else None,
+                "rotation": layer.scheme.rotation if layer.scheme else None,
                 "reason": layer.reason,
                 "bits_per_weight": layer.bits_per_weight,
                 "bytes_before": layer.bytes_before,
                 "bytes": layer.bytes_after,
+                "exact": layer.exact,
                 "weight_error": None,
                 "output_error": None,
             }

@@ -14,15 +14,16 @@ from pathlib import Path
 from ...formats.checkpoint import Checkpoint, TensorInfo, resolve
 from ...formats.errors import InputError
 from .saved_report import SavedLayer, read_report
-from .stored import SCALE, Packed, packed_linear, scaled, schemes
+from .stored import Packed, packed_linear, scaled, schemes
 
 
 @dataclass(frozen=True)
 class LayerView:
     """One matrix of the model. `scheme` is None for one that is stored plain, `dtype` that of its scales or elements.
 
-    `group_size` None is one scale a row. `bits_per_weight` counts scales and zero points. `method`, `weight_error` and
-    `output_error` are the report's, None where it does not say.
+    `group_size` None is one scale a row. `bits_per_weight` counts scales and zero points. `rotation` is the number of
+    inputs mixed before the product. `method`, `weight_error` and `output_error` are the report's, None where it does
+    not say.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LayerView:
     method: str | None = None
     weight_error: float | None = None
     output_error: float | None = None
+    rotation: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,13 @@ def _packed_row(linear: Packed, promised: SavedLayer | None) -> LayerView:
         scheme=linear.scheme.name if promised is None else promised.scheme,
         group_size=linear.scheme.group_size,
         shape=linear.shape,
-        dtype=str(linear.tensors[SCALE].dtype).removeprefix("torch."),
+        dtype=str(linear.dtype).removeprefix("torch."),
         bits_per_weight=linear.bits_per_weight,
         bytes=linear.nbytes,
         method=None if promised is None else promised.method,
         weight_error=None if promised is None else promised.weight_error,
         output_error=None if promised is None else promised.output_error,
+        rotation=linear.scheme.rotation,
     )
 
 

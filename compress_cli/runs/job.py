@@ -19,6 +19,7 @@ from ...formats.container import Spec, container_bytes, split
 from ...formats.errors import InputError
 from ...formats.quantization_config import build
 from ...formats.writer import MAX_SHARD_BYTES
+from ...quantizers.scales import resolve as resolve_rule
 from .device import pick_device
 from .memory import check_memory, peak_memory_estimate
 from .methods import Chain, chain, check_fit, fields_wanted
@@ -66,7 +67,7 @@ def prepare(
     directory = embedded.model_path() if model is None else resolve(model)
     checkpoint = Checkpoint.open(directory)
     methods = chain(recipe)
-    plan = make_plan(recipe, checkpoint)
+    plan = make_plan(recipe, checkpoint, methods.fitted)
     schemes = {layer.scheme for layer in plan.quantized if layer.scheme is not None}
     check_fit(methods, schemes)
     check_modules(plan, trust_remote_code)
@@ -99,8 +100,17 @@ def config_json(plan: Plan) -> str:
     if plan.packs_head:
         config["tie_word_embeddings"] = False
     order = "static" if "gptq" in plan.recipe.methods else None
-    config["quantization_config"] = build(schemes, ignored_modules(plan), order)
+    config["quantization_config"] = build(schemes, ignored_modules(plan), order, _scale_rules(plan))
     return to_json(config) + "\n"
+
+
+def _scale_rules(plan: Plan) -> dict[str, str]:
+    """By name of scheme how its scales are chosen; `auto` has no one answer."""
+    methods = chain(plan.recipe)
+    if methods.auto or "scale_rule" not in methods.options:
+        return {}
+    schemes = {layer.scheme for layer in plan.quantized if layer.scheme is not None and layer.scheme.rounds}
+    return {scheme.name: resolve_rule(methods.options["scale_rule"], scheme) for scheme in schemes}
 
 
 def _output_bytes(plan: Plan) -> int:

@@ -1,4 +1,4 @@
-"""The plan: from a recipe and the headers of a checkpoint to what will be written, exact to the byte.
+"""The plan: from a recipe and the headers of a checkpoint to what will be written, exact to the byte where formats are.
 
 Pure and fast: nothing is read beyond headers, nothing is written. Every user error that headers can show is raised
 here, before any work starts. `--dry-run` prints the plan and stops.
@@ -7,7 +7,7 @@ here, before any work starts. `--dry-run` prints the plan and stops.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ import torch
 from ...formats.architectures import Architecture, architecture
 from ...formats.checkpoint import Checkpoint
 from ...formats.errors import InputError
+from ...formats.layout import is_exact
 from ...formats.packings import packing
 from ...formats.scheme import AUTO_GROUPS, Scheme
 from .patterns import matching
@@ -22,7 +23,12 @@ from .recipe import Recipe, Rule, resolved
 
 Spec = tuple[torch.dtype, tuple[int, ...]]
 Choice = Scheme | str  # a string says why the linear stays as it is
+Fitted = Callable[[Scheme, int], Scheme]  # (scheme, inputs of a linear) -> the scheme as that linear gets it
 QUANTIZABLE = (torch.bfloat16, torch.float16, torch.float32)
+ROTATED = (
+    "rotated inputs: transformers passes transform_config over and computes nonsense; load the output with "
+    "compress_llm, with an engine that applies it (vLLM), or call compressed_tensors.transform.apply_transform_config"
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,13 @@ class Layer:
 
     @property
     def bytes_after(self) -> int:
-        """Exact size of everything that is stored for this weight."""
+        """Size of everything that is stored for this weight, see `exact`."""
         return sum(spec_bytes(spec) for spec in self.outputs.values())
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sizes are promises; those of a format that the data decide are what to expect."""
+        return is_exact(self.outputs)
 
     @property
     def bits_per_weight(self) -> float:
@@ -114,11 +125,14 @@ def spec_bytes(spec: Spec) -> int:
     return spec[0].itemsize * math.prod(spec[1])
 
 
-def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
+def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = None) -> Plan:
     """Decide for every tensor of `checkpoint` what becomes of it.
 
-    Raises InputError for an already quantised source, unsupported dtypes, patterns that match nothing, group sizes that
-    do not divide, layers that engines fuse under different schemes, and a recipe that would quantise nothing.
+    `fitted` is what the methods make of a scheme for a linear (`Chain.fitted`).
+
+    Raises InputError for an already quantised source, unsupported dtypes, patterns that match nothing, group sizes and
+    rotations that do not divide, layers that engines fuse under different schemes, and a recipe that would quantise
+    nothing.
     """
     if checkpoint.quantization is not None:
         raise InputError(
@@ -129,7 +143,15 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint) -> Plan:
     warnings = [] if facts.known else [f"unknown architecture {facts.name}: linears were found by name and shape"]
     sources = _sources(checkpoint, facts)
     chosen = _schemes(recipe, facts, sources, checkpoint)
+    if fitted is not None:
+        chosen = {
+            name: fitted(choice, checkpoint.tensors[sources[name]].shape[1]) if isinstance(choice, Scheme) else choice
+            for name, choice in chosen.items()
+        }
+    if any(isinstance(choice, Scheme) and choice.rotation for choice in chosen.values()):
+        warnings.append(ROTATED)
     _check_fused(facts, chosen)
+    _check_row_blocks(facts, chosen, {name: checkpoint.tensors[source].shape[0] for name, source in sources.items()})
     if not any(isinstance(choice, Scheme) for choice in chosen.values()):
         raise InputError("--ignore", "leaves nothing to quantise", "ignore fewer layers or name targets that exist")
     units = tuple(_units(checkpoint, facts, sources, chosen))
@@ -190,10 +212,22 @@ def _fit(base: Scheme, group: int | str | None, name: str, width: int) -> Scheme
     """The scheme with a group size that divides `width`. Raises InputError naming sizes that would."""
     if group == "auto":
         if not base.groupable:
-            return base
+            return _divided(base, name, width)
         fits = [size for size in AUTO_GROUPS if width % size == 0]
-        return base.with_group(fits[0] if fits else "channel")
-    wanted = base if group is None else base.with_group(group)  # type: ignore[arg-type]
+        return _divided(base.with_group(fits[0] if fits else "channel"), name, width)
+    return _divided(base if group is None else base.with_group(group), name, width)  # type: ignore[arg-type]
+
+
+def _divided(wanted: Scheme, name: str, width: int) -> Scheme:
+    if wanted.sparsity is not None and wanted.sparsity.group is not None and width % wanted.sparsity.group[1]:
+        cause = f"does not divide the {width} inputs of {name}"
+        raise InputError(f"--pattern {wanted.sparsity.pattern}", cause, f"leave it out, or add --ignore {name}")
+    if wanted.group_size is not None and width % wanted.group_size and not wanted.groupable:
+        raise InputError(
+            f"--scheme {wanted.name}",
+            f"has blocks of {wanted.group_size}, which do not divide the {width} inputs of {name}",
+            f"leave it out with --ignore {name}, or use another scheme",
+        )
     if wanted.group_size is not None and width % wanted.group_size:
         would = [size for size in range(min(width, 256), 15, -1) if width % size == 0]
         listed = ", ".join(str(size) for size in would[:4])
@@ -211,15 +245,22 @@ def _check_dtype(name: str, choice: Choice, dtype: torch.dtype) -> None:
         raise InputError(f"{name}.weight", f"has dtype {kind}", "start from a bf16, fp16 or fp32 checkpoint")
 
 
+def _check_row_blocks(facts: Architecture, chosen: Mapping[str, Choice], rows: Mapping[str, int]) -> None:
+    """Blocks of rows must end where a linear ends that engines load as one matrix with others."""
+    for name, choice in chosen.items():
+        if isinstance(choice, Scheme) and rows[name] % choice.block_rows and len(facts.fused_names(name)) > 1:
+            raise InputError(
+                f"--scheme {choice.name}",
+                f"has blocks of {choice.block_rows} rows, which do not divide the {rows[name]} outputs of {name}, and "
+                "engines fuse it with others",
+                "use another scheme",
+            )
+
+
 def _check_fused(facts: Architecture, chosen: Mapping[str, Choice]) -> None:
     """Engines load q/k/v and gate/up as one matrix: all of a group get the same scheme or none does."""
     for name, choice in chosen.items():
-        place = facts.split(name + ".weight")
-        if place is None:
-            continue
-        prefix = name[: len(name) - len(place[1].removesuffix(".weight"))]
-        for other in facts.fused_with(place[1].removesuffix(".weight")):
-            partner = prefix + other
+        for partner in facts.fused_names(name):
             if partner in chosen and _title(chosen[partner]) != _title(choice):
                 raise InputError(
                     partner,

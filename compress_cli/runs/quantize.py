@@ -18,9 +18,11 @@ from ...formats.errors import InputError
 from ...formats.journal import Journal
 from ...formats.progress import Track, silent
 from ...formats.writer import OutputDirectory
+from .allocation import allocated
 from .job import Job, config_json, prepare
 from .memory import check_disk
 from .plain_json import to_json
+from .plan import Spec
 from .recipe import Recipe
 from .report import (
     CARD,
@@ -72,20 +74,22 @@ def execute(job: Job, out: Path, *, resume: bool, overwrite: bool, track: Track 
         source = job.plan.checkpoint.sha256(track)
         journal = Journal.open(target.staging, _identity(job, source), resume)
         try:
-            rows, tensors = _stream(job, target, journal, track)
+            rows, written, hashes = _stream(job, target, journal, track)
         except InputError:
             target.discard()
             raise
-        report = _report(job, source, rows, tensors)
+        report = _report(job, source, rows, written, hashes)
         _finish(job, target, report, started)
     return report
 
 
 def _stream(
     job: Job, target: OutputDirectory, journal: Journal, track: Track
-) -> tuple[list[LayerRow], dict[str, dict[str, Any]]]:
-    """Work off every unit that the journal does not have; returns all rows and the hash of every tensor."""
-    worker = Worker(job.plan, job.methods, _open_stream(job, track), job.device)
+) -> tuple[list[LayerRow], dict[str, Spec], dict[str, str]]:
+    """Work off every unit that the journal does not have; returns all rows, and what is written of every tensor: its
+    dtype and shape, and its hash."""
+    ratios = allocated(job, _open_stream(job, track), track) if job.methods.allocate is not None else {}
+    worker = Worker(job.plan, job.methods, _open_stream(job, track), job.device, ratios)
     units = job.plan.units
     for unit in track(units, "quantising", len(units)):
         entry = journal.completed.get(unit.index)
@@ -98,11 +102,9 @@ def _stream(
     finished = [journal.completed[unit.index] for unit in units]  # read back, so that a resumed run says the same
     rows = [LayerRow(**row) for entry in finished for row in entry.payload["layers"]]
     hashes = {name: digest for entry in finished for name, digest in entry.hashes.items()}
-    tensors = {
-        name: {"sha256": hashes[name], "dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}
-        for name, (dtype, shape) in sorted(job.plan.tensors.items())
-    }
-    return rows, tensors
+    parts = [target.read_part(unit.index) for unit in units]
+    written = {name: (info.dtype, info.shape) for part in parts for name, info in part.items()}
+    return rows, written, hashes
 
 
 def _open_stream(job: Job, track: Track) -> Stream | None:
@@ -123,7 +125,13 @@ def _open_stream(job: Job, track: Track) -> Stream | None:
     return stream
 
 
-def _report(job: Job, source: str, rows: list[LayerRow], tensors: dict[str, dict[str, Any]]) -> Report:
+def _report(
+    job: Job, source: str, rows: list[LayerRow], written: Mapping[str, Spec], hashes: Mapping[str, str]
+) -> Report:
+    tensors = {
+        name: {"sha256": hashes[name], "dtype": str(dtype).removeprefix("torch."), "shape": list(shape)}
+        for name, (dtype, shape) in sorted(written.items())
+    }
     return Report(
         command=command_line(job.model, job.plan.recipe),
         recipe=job.plan.recipe,
@@ -131,7 +139,7 @@ def _report(job: Job, source: str, rows: list[LayerRow], tensors: dict[str, dict
         dataset=job.dataset,
         layers=rows,
         tensors=tensors,
-        totals=totals(job.plan),
+        totals=totals(job.plan, written),
         versions=versions(),
         warnings=job.warnings,
     )

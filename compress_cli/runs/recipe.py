@@ -31,17 +31,24 @@ class Rule:
 class Recipe:
     """Everything that decides the bytes of an output, apart from the model, the machine and the versions.
 
-    `method` is a comma separated list: any number of transforms, then one rounding. `group_size` is a number,
+    `method` is a comma separated list: any number of transforms or a sparsifier, then one rounding; None is the
+    scheme's own. `sparsity`, `pattern` and `sparse_layout` change sparse schemes (None: as the scheme has it);
+    `allocate` names how the ratio differs between layers, `refit` fits what pruning left. `group_size` is a number,
     "channel", "auto" (the largest of 128, 64, 32 that divides each layer, else channel) or None for the scheme's own.
     Patterns are a checkpoint name, a glob, or `re:` and a regular expression. `dataset` None means that nothing is
     calibrated unless a method or scheme needs it, and then the embedded text is used.
     """
 
     scheme: str = "W4A16"
-    method: str = "rtn"
+    method: str | None = None
     group_size: int | str | None = None
     symmetric: bool | None = None
     scale_rule: str | None = None
+    sparsity: float | None = None
+    pattern: str | None = None
+    sparse_layout: str | None = None
+    allocate: str | None = None
+    refit: bool = False
     targets: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     lm_head: str | None = None
@@ -61,7 +68,8 @@ class Recipe:
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"--seed {self.seed}", "is out of range", "give a number from 0 to 2^63 - 1")
         check_group_size(self.group_size)
-        scheme(self.scheme)
+        base = scheme(self.scheme)
+        base.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout)
         for rule in self.rules:
             scheme(rule.scheme)
             check_group_size(rule.group_size)
@@ -70,12 +78,14 @@ class Recipe:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The method names in order, lower case."""
-        return tuple(part.strip().lower() for part in self.method.split(",") if part.strip())
+        """The method names in order, lower case; the scheme's own where none is named."""
+        named = scheme(self.scheme).method if self.method is None else self.method
+        return tuple(part.strip().lower() for part in named.split(",") if part.strip())
 
     def base_scheme(self) -> tuple[Scheme, int | str | None]:
         """The scheme of every linear without a rule, and the group size asked for."""
-        return resolved(self.scheme, self.symmetric), self.group_size
+        found = resolved(self.scheme, self.symmetric)
+        return found.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout), self.group_size
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` of it is an equal recipe."""
@@ -127,6 +137,9 @@ def _rule(data: Any, origin: str) -> Rule:
 
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("scheme", "method", "scale_rule", "lm_head", "dataset", "dtype", "target"), (str,)),
+    **dict.fromkeys(("pattern", "sparse_layout", "allocate"), (str,)),
+    "sparsity": (float,),
+    "refit": (bool,),
     **dict.fromkeys(("num_samples", "seq_len", "batch_size", "seed"), (int,)),
     "symmetric": (bool,),
     "group_size": (int, str),

@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from ... import __version__
-from .plan import Plan, spec_bytes
+from ...formats.scheme import scheme
+from .plan import Plan, Spec, spec_bytes
 from .recipe import Recipe
 
 REPORT, RUN, TABLE, CARD = "compress_report.json", "run.json", "compress_layers.csv", "README.md"
@@ -34,7 +35,7 @@ class LayerRow:
 
     `weight_error` is ‖W−Ŵ‖/‖W‖ of the weight that was rounded; `output_error` the relative root mean square error of
     the layer's output on the calibration text, null without calibration. `transformed` says that a transform rescaled
-    the weight first, so that it no longer equals the source's.
+    the weight first, so that it no longer equals the source's; `rotation` in which basis it was rounded (`Scheme`).
     """
 
     name: str
@@ -46,6 +47,7 @@ class LayerRow:
     weight_error: float
     output_error: float | None = None
     transformed: bool = False
+    rotation: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -112,16 +114,21 @@ def run_facts(started: datetime, device: str) -> dict[str, Any]:
     }
 
 
-def totals(plan: Plan) -> dict[str, Any]:
-    """Sizes before and after; bits per weight of the packed linears and of every stored parameter."""
+def totals(plan: Plan, written: Mapping[str, Spec] | None = None) -> dict[str, Any]:
+    """Sizes before and after; bits per weight of the packed linears and of every stored parameter.
+
+    `written` are the tensors as they came out, None before: then those of the plan count.
+    """
+    specs = plan.tensors if written is None else written
     before = plan.checkpoint.nbytes
-    after = sum(spec_bytes(spec) for spec in plan.tensors.values())
+    after = sum(spec_bytes(spec) for spec in specs.values())
+    packed = sum(spec_bytes(specs[name]) for layer in plan.quantized for name in layer.outputs)
     packed_weights = sum(layer.weights for layer in plan.quantized)
     parameters = sum(math.prod(info.shape) for info in plan.checkpoint.tensors.values())
     return {
         "bytes_before": before,
         "bytes_after": after,
-        "bits_per_weight": 8 * sum(layer.bytes_after for layer in plan.quantized) / packed_weights,
+        "bits_per_weight": 8 * packed / packed_weights,
         "bits_per_weight_model": 8 * after / parameters,
         "packed_layers": len(plan.quantized),
     }
@@ -133,6 +140,10 @@ def command_line(model: str, recipe: Recipe) -> str:
     plain = Recipe()
     flags = {
         "scheme": "--scheme",
+        "sparsity": "--sparsity",
+        "pattern": "--pattern",
+        "sparse_layout": "--sparse-layout",
+        "allocate": "--allocate",
         "method": "--method",
         "group_size": "--group-size",
         "scale_rule": "--scale-rule",
@@ -146,8 +157,12 @@ def command_line(model: str, recipe: Recipe) -> str:
     }
     for name, flag in flags.items():
         value = getattr(recipe, name)
+        if name == "method":
+            value = ",".join(recipe.methods)
         if value is not None and (name in ("scheme", "method") or value != getattr(plain, name)):
             words += [flag, str(value)]
+    if recipe.refit:
+        words.append("--refit")
     if recipe.symmetric is not None:
         words.append("--sym" if recipe.symmetric else "--asym")
     for flag, patterns in (("--target", recipe.targets), ("--ignore", recipe.ignore)):
@@ -187,7 +202,7 @@ Quantised with `compress` {report.versions["compress"]}:
 
 | | |
 |---|---|
-| scheme, method | {report.recipe.scheme}, {report.recipe.method} |
+| scheme, method | {report.recipe.scheme}, {",".join(report.recipe.methods)} |
 | tensors before | {total["bytes_before"]:,} bytes |
 | tensors after | {total["bytes_after"]:,} bytes |
 | bits per weight, packed linears | {total["bits_per_weight"]:.3f} |
@@ -195,6 +210,21 @@ Quantised with `compress` {report.versions["compress"]}:
 | calibration | {calibrated} |
 | source sha256 | `{report.source_sha256}` |
 
-Load it with `compress_llm.load(directory)`, or with transformers, vLLM or SGLang through `compressed-tensors`. Every
+{_loaders(report)} Every
 layer is listed in `{TABLE}`, every setting and hash in `{REPORT}`. Check it with `compress verify`.
 """
+
+
+def _loaders(report: Report) -> str:
+    """Who reads the output: transformers 5.24 decodes the weights of a rotated linear and leaves its inputs alone."""
+    own = sorted({row.scheme for row in report.layers if scheme(row.scheme).own_format})
+    if own:
+        return f"Load it with `compress_llm.load(directory)`: no other engine reads {' or '.join(own)}."
+    if any(row.rotation for row in report.layers):
+        return (
+            "Its linears rotate their inputs (`transform_config`). Load it with `compress_llm.load(directory)`, or an "
+            "engine that\napplies that, such as vLLM; after transformers has loaded it, call "
+            "`compressed_tensors.transform.apply_transform_config`."
+        )
+    engines = "transformers, vLLM or SGLang through `compressed-tensors`"
+    return f"Load it with `compress_llm.load(directory)`, or with {engines}."

@@ -22,6 +22,7 @@ class SavedLayer:
     weight_error: float
     output_error: float | None
     transformed: bool
+    rotation: int | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def read_report(directory: Path) -> SavedReport | None:
 
 def _layer(row: Mapping[str, object]) -> SavedLayer:
     group_size, output_error = row["group_size"], row["output_error"]
+    rotation = row.get("rotation")
     return SavedLayer(
         scheme=_text(row["scheme"]),
         method=_text(row["method"]),
@@ -73,6 +75,7 @@ def _layer(row: Mapping[str, object]) -> SavedLayer:
         weight_error=_number(row["weight_error"]),
         output_error=None if output_error is None else _number(output_error),
         transformed=row["transformed"] is True,
+        rotation=None if rotation is None else int(_number(rotation)),
     )
 
 

@@ -15,12 +15,11 @@ from torch import Tensor
 from ...formats.architectures import architecture
 from ...formats.checkpoint import Checkpoint, TensorInfo
 from ...formats.errors import InputError
+from ...formats.layout import NUMBERS, numbers_suffix, stored_scale_dtype
 from ...formats.packings import packing
+from ...formats.pruned import Packable
 from ...formats.quantization_config import parse
-from ...formats.rounded import Rounded
 from ...formats.scheme import Scheme
-
-SCALE = "weight_scale"  # every packing stores one, and nothing else is called so
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,14 @@ class Packed:
         """The tensors themselves, by suffix."""
         return {suffix: checkpoint.read(info.name) for suffix, info in self.tensors.items()}
 
-    def unpack(self, tensors: Mapping[str, Tensor]) -> Rounded:
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the scales, or of values where there are none. Raises InputError for one that is neither's."""
+        return stored_scale_dtype(
+            {name: torch.empty(0, dtype=info.dtype, device="meta") for name, info in self.tensors.items()}, self.scheme
+        )
+
+    def unpack(self, tensors: Mapping[str, Tensor]) -> Packable:
         """What `tensors` stand for by the decoder of `formats`. Raises InputError for what does not fit the scheme."""
         return packing(self.scheme).unpack(tensors, self.scheme, self.shape)
 
@@ -63,9 +69,9 @@ def schemes(checkpoint: Checkpoint) -> dict[str, Scheme]:
 
 
 def scaled(checkpoint: Checkpoint) -> set[str]:
-    """Names of the modules that have a scale stored beside their weight."""
-    suffix = f".{SCALE}"
-    return {name.removesuffix(suffix) for name in checkpoint.tensors if name.endswith(suffix)}
+    """Names of the modules whose weight is stored packed, as a tensor that every packing has one of tells."""
+    parts = (name.rpartition(".") for name in checkpoint.tensors)
+    return {module for module, _, suffix in parts if suffix in NUMBERS}
 
 
 def packed_linear(checkpoint: Checkpoint, name: str, scheme: Scheme) -> Packed:
@@ -75,8 +81,10 @@ def packed_linear(checkpoint: Checkpoint, name: str, scheme: Scheme) -> Packed:
         for full, info in checkpoint.tensors.items()
         if full.rpartition(".")[0] == name and not full.endswith(".bias")
     }
-    if SCALE not in stored:
-        raise InputError(f"{name}.{SCALE}", f"is missing, while config.json says {scheme.name}", "use a whole copy")
+    if numbers_suffix(stored) is None:
+        raise InputError(
+            f"{name}.{NUMBERS[0]}", f"is missing, while config.json says {scheme.name}", "use a whole copy"
+        )
     return Packed(name, scheme, _shape(checkpoint, name, scheme, stored), stored)
 
 

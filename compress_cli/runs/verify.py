@@ -1,7 +1,8 @@
 """Proves that a packed directory is what its report says, bit for bit. Also the Python API, `compress_llm.verify`.
 
-Without the source: files, tensors, shapes and hashes as promised, and every packed tensor decoded by two decoders that
-share no code. With it also that the codes and scales stand for its weights.
+Without the source: files, tensors, shapes and hashes as promised, every packed tensor decoded by two decoders that
+share no code, and the kernels of this machine compared with them. With it also that the codes and scales stand for its
+weights.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from .checks import (
     check_names,
     decode_faults,
 )
+from .device import pick_device
+from .kernel_check import KernelChecks
 from .report import REPORT
 from .saved_report import SavedReport, read_report
 from .stored import Packed
@@ -91,13 +94,17 @@ def _check_weights(
     """Each packed linear is read once, decoded, and compared with its source."""
     undecoded: list[str] = []
     wrong: list[str] = []
+    kernels = KernelChecks(pick_device())
     for linear in track(packed, "decoding", len(packed)):
         tensors = linear.read(checkpoint)
         faults = decode_faults(linear, tensors)
         undecoded += faults
+        if not faults:
+            kernels.look(linear, tensors)
         if source is not None and not faults:
             wrong += weight_faults(source, linear, tensors, report)
     yield check("decoding", undecoded, f"{len(packed)} packed linears, the same bits from two decoders")
+    yield kernels.result()
     if source is not None:
         yield check(
             "weight errors", wrong, f"{len(packed)} packed linears as far from the reference as the report says"

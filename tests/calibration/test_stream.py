@@ -15,6 +15,7 @@ from compress_llm.calibration.stream import Stream
 from compress_llm.calibration.windows import Windows
 from compress_llm.formats.architectures import architecture
 from compress_llm.formats.checkpoint import Checkpoint
+from compress_llm.kernels.hadamard import rotate
 
 IDS = torch.randint(3, 4000, (5, 24), generator=torch.Generator().manual_seed(3))
 MOE = {"num_local_experts": 3, "num_experts_per_tok": 2}
@@ -124,3 +125,44 @@ def test_tables_that_old_checkpoints_store_are_left_aside(tiny_llama: Path) -> N
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.full((8,), torch.nan)
     stream.advance(stream.block(0, weights))
     assert bool(states(stream).isfinite().all())
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mixtral"])
+def test_statistics_of_rotated_inputs_are_rotated_statistics(kind: str, save_model: Callable[..., Path]) -> None:
+    """RᵀHR for the linears that are rotated, H for the others of the same stage, and states that know of neither."""
+    changes = MOE if kind == "Mixtral" else {}
+    directory = save_model(kind, **changes)
+    fields = frozenset({"second_moment", "abs_max"})
+    seen: dict[str, Stats] = {}
+
+    def look(stage: Stage, stats: Stats, _inputs: list[Tensor]) -> dict[str, Tensor]:
+        seen.update(dict.fromkeys(stage, stats))
+        return {}
+
+    stream, checkpoint = open_stream(directory)
+    block = stream.block(0, block_weights(checkpoint, 0))
+    plain = {name: stats for stage, stats in stream.collect(block, fields).items() for name in stage}
+    turns = {name: 16 for name in block.linears if not name.endswith("k_proj")}
+    stream.advance_staged(block, look, fields, turns)
+    assert seen.keys() == block.linears.keys()
+    for name, stats in seen.items():
+        found, known = stats.second_moment, plain[name].second_moment
+        assert found is not None and known is not None and stats.abs_max is not None
+        expected = rotate(rotate(known.double(), 16).T, 16).T if name in turns else known.double()
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(found.double() / scale, expected / scale, rtol=1e-4, atol=1e-5)
+        assert torch.equal(stats.abs_max, plain[name].abs_max) == (name not in turns)
+    other, _ = open_stream(directory)
+    again = other.block(0, block_weights(checkpoint, 0))
+    other.advance(again)
+    assert torch.equal(states(stream), states(other))
+
+
+def test_a_look_at_a_block_moves_no_state(tiny_llama: Path) -> None:
+    stream, checkpoint = open_stream(tiny_llama)
+    block = stream.block(0, block_weights(checkpoint, 0))
+    before = states(stream).clone()
+    seen = torch.cat(stream.look(block))
+    assert torch.equal(states(stream), before)
+    stream.advance(block)
+    assert torch.equal(states(stream), seen)

@@ -84,3 +84,13 @@ def test_names_outside_the_blocks_have_no_place() -> None:
     assert facts.split("model.embed_tokens.weight") is None
     assert facts.split("model.layers.12.mlp.up_proj.weight") == (12, "mlp.up_proj.weight")
     assert not facts.is_linear("model.layers.0.input_layernorm.weight", torch.Size((8,)))
+
+
+def test_fused_linears_by_whole_names():
+    llama = ARCHITECTURES["llama"]
+    stem = "model.layers.3.self_attn."
+    assert llama.fused_names(f"{stem}k_proj") == (f"{stem}q_proj", f"{stem}k_proj", f"{stem}v_proj")
+    assert llama.fused_names(f"{stem}o_proj") == (f"{stem}o_proj",)
+    assert llama.fused_names("lm_head") == ("lm_head",)
+    moe = "model.layers.0.block_sparse_moe.experts.7."
+    assert ARCHITECTURES["mixtral"].fused_names(f"{moe}w3") == (f"{moe}w1", f"{moe}w3")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from compress_llm.formats.bits import pack_rows, unpack_rows, words
+from compress_llm.formats.bits import pack_bytes, pack_rows, unpack_bytes, unpack_rows, words
 
 WIDTHS = [1, 2, 4, 8]
 
@@ -89,3 +89,12 @@ def test_nothing_wider_than_the_codes_is_ever_allocated(bits):
     with LargestAllocation() as watch:
         unpack_rows(pack_rows(codes, bits), bits, 250)
     assert watch.nbytes <= 64 * words(250, 8) * 4
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 33])
+def test_bytes_of_one_row_end_with_its_last_code(bits: int, count: int) -> None:
+    codes = torch.randint(-(1 << bits - 1), 1 << bits - 1, (count,)).to(torch.int8)
+    packed = pack_bytes(codes, bits)
+    assert packed.dtype == torch.uint8 and packed.shape == (-(-count * bits // 8),)
+    assert torch.equal(unpack_bytes(packed, bits, count), codes)

@@ -5,9 +5,11 @@ import torch
 
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.layout import (
+    Expected,
     check_read,
     has_input_scale,
     held_to,
+    is_exact,
     scale_layout,
     scale_tensors,
     stored_scale_dtype,
@@ -72,12 +74,22 @@ def test_a_group_size_that_does_not_divide_is_refused():
         scale_layout(SCHEMES["W4A16"], 7, 120, torch.bfloat16)
 
 
+def test_a_size_that_is_expected_only_fits_whatever_comes():
+    layout = {"a": (torch.int8, (Expected(3),)), "b": (torch.int8, (2,))}
+    assert not is_exact(layout) and is_exact({"b": layout["b"]})
+    check_read({"a": torch.zeros(9, dtype=torch.int8), "b": torch.zeros(2, dtype=torch.int8)}, layout)
+    with pytest.raises(InputError, match=r"a: is int8 \[9, 1\]"):
+        check_read({"a": torch.zeros(9, 1, dtype=torch.int8), "b": torch.zeros(2, dtype=torch.int8)}, layout)
+
+
 def test_scale_dtypes():
-    assert stored_scale_dtype(good()) == torch.float16
+    values = {"weight_values": torch.ones(2, dtype=torch.bfloat16)}
+    assert stored_scale_dtype(values, SCHEMES["SPARSE50"]) == torch.bfloat16
+    assert stored_scale_dtype(good(), SCHEMES["W8A8"]) == torch.float16
     with pytest.raises(InputError, match="weight_scale: is missing"):
-        stored_scale_dtype(faulty("weight_scale", None))
+        stored_scale_dtype(faulty("weight_scale", None), SCHEMES["W8A8"])
     with pytest.raises(InputError, match="weight_scale: has dtype int32"):
-        stored_scale_dtype(faulty("weight_scale", torch.ones(2, 1, dtype=torch.int32)))
+        stored_scale_dtype(faulty("weight_scale", torch.ones(2, 1, dtype=torch.int32)), SCHEMES["W8A8"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 from compressed_tensors.config import CompressionFormat
 from compressed_tensors.quantization import QuantizationConfig
+from compressed_tensors.quantization.quant_scheme import PRESET_SCHEMES, preset_name_to_scheme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,10 +52,28 @@ def test_what_is_built_is_accepted_and_read_back(schemes, actorder):
 
 @pytest.mark.parametrize("own", OWN, ids=lambda scheme: scheme.name)
 def test_layouts_of_our_own_are_read_back_also_beside_stock_ones(own):
-    mixed = {LINEARS[0]: own.with_group(32), LINEARS[1]: W4, "lm_head": own.with_group("channel")}
+    grouped = own.with_group(32) if own.groupable else own.with_sparsity(0.6, None)
+    mixed = {LINEARS[0]: grouped, LINEARS[1]: W4, "lm_head": own.with_group("channel")}
     for schemes in (dict.fromkeys(LINEARS, own), mixed):
         ignored = [name for name in NAMES if name not in schemes]
         assert parse(json.loads(json.dumps(build(schemes, ignored))), NAMES) == schemes
+
+
+@pytest.mark.parametrize(("ratio", "pattern"), [(0.5, None), (0.65, None), (None, "2:4"), (None, "4:8")])
+@pytest.mark.parametrize("name", ["SPARSE50", "SPARSE50_W4A16"])
+def test_ratio_pattern_and_layout_are_kept(name, ratio, pattern):
+    scheme = SCHEMES[name].with_sparsity(ratio, pattern)
+    for layout in (None, *scheme.layouts):
+        stored = dict.fromkeys(LINEARS, scheme.with_layout(layout))
+        assert parse(json.loads(json.dumps(build(stored, []))), LINEARS) == stored
+
+
+@pytest.mark.parametrize("value", [{"ratio": 0.9, "pattern": "unstructured"}, {"ratio": 0.5, "pattern": "3:5"}, "half"])
+def test_a_sparsity_that_no_scheme_has_is_refused(value):
+    config = deepcopy(build(dict.fromkeys(LINEARS, SCHEMES["SPARSE50"]), []))
+    config["config_groups"]["group_0"]["weights"]["sparsity"] = value
+    with pytest.raises(InputError, match="no scheme stored as compress-three-layer"):
+        parse(config, LINEARS)
 
 
 def test_one_scheme_in_full():
@@ -165,7 +184,7 @@ GROUP = "config_groups/group_0"
         ("quantization_status", "frozen", "quantization_status: is 'frozen'"),
         ("kv_cache_scheme", {"num_bits": 8}, "kv_cache_scheme: asks for something that is not read"),
         ("sparsity_config", {"format": "sparse-24-bitmask"}, "sparsity_config: asks for"),
-        ("transform_config", {"config_groups": {"u": {"type": "hadamard"}}}, "transform_config: asks for"),
+        ("transform_config", {"config_groups": {"u": {"type": "random-matrix"}}}, "u: asks for another transform"),
         ("moe_sparsity_config", {"layers": [1]}, "moe_sparsity_config: asks for"),
         ("config_groups", ["Linear"], "config_groups: is not a mapping"),
         ("ignore", "lm_head", "ignore: is not a list of names"),
@@ -201,3 +220,33 @@ def test_an_activation_scheme_does_not_pass_for_weight_only():
     config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "strategy": "token", "dynamic": True}
     with pytest.raises(InputError, match="no scheme stored as pack-quantized"):
         parse(config, NAMES)
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMES.keys() & PRESET_SCHEMES.keys() - {"W4A16_ASYM", "W8A16"}))
+def test_presets_are_told_as_compressed_tensors_tells_them(name):
+    """Theirs of W8A16 is another scheme, and zero points have a dtype of their own in ours."""
+    theirs = json.loads(preset_name_to_scheme(name, ["Linear"]).model_dump_json())
+    ours = json.loads(json.dumps(build({"lm_head": SCHEMES[name]}, [])["config_groups"]["group_0"]))
+    assert ours.pop("format") == SCHEMES[name].packing
+    theirs.pop("format")
+    assert ours == theirs
+
+
+def test_the_scale_rule_is_told_where_it_is_not_the_plain_one():
+    schemes = {LINEARS[0]: SCHEMES["NVFP4A16"], LINEARS[1]: W4}
+    config = build(schemes, [], scale_rules={"NVFP4A16": "four-over-six", "W4A16": "minmax"})
+    weights = [group["weights"] for group in config["config_groups"].values()]
+    assert [group.get("observer") for group in weights] == ["four-over-six", None]
+    assert parse(json.loads(json.dumps(config)), NAMES[:2]) == schemes
+    assert QuantizationConfig.model_validate(config)
+
+
+def test_writers_that_leave_the_dtype_of_scales_out_are_understood_and_wrong_ones_refused():
+    for name in ("NVFP4", "MXFP4", "MXFP8"):
+        config = json.loads(json.dumps(build({"lm_head": SCHEMES[name]}, [])))
+        weights = config["config_groups"]["group_0"]["weights"]
+        stored = weights.pop("scale_dtype")
+        assert parse(config, ["lm_head"]) == {"lm_head": SCHEMES[name]}
+        weights["scale_dtype"] = "torch.uint8" if stored != "torch.uint8" else "torch.float8_e4m3fn"
+        with pytest.raises(InputError, match="no scheme stored as"):
+            parse(config, ["lm_head"])

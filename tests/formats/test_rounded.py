@@ -66,3 +66,9 @@ def test_dequantize_rounds_once():
     exact = torch.tensor([[127, -128, 3]], dtype=torch.float64) * scale.double()
     assert torch.equal(rounded.dequantize(), exact.float())
     assert torch.equal(rounded.dequantize(torch.bfloat16), exact.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", [name for name, row in SCHEMES.items() if row.rounds])
+def test_rows_are_rows_of_the_whole(random_rounded, name):
+    rounded = random_rounded(SCHEMES[name], (9, 128))
+    assert torch.equal(rounded.rows(1, 4).dequantize(), rounded.dequantize()[1:4])

@@ -21,7 +21,10 @@ def test_rows_say_what_their_names_say():
 @pytest.mark.parametrize("row", SCHEMES.values(), ids=lambda row: row.name)
 def test_rows_are_consistent(row):
     assert SCHEMES[row.name] is row
-    assert (row.strategy == "group") == (row.group_size is not None)
+    assert (row.strategy in ("group", "tensor_group", "block")) == (row.group_size is not None)
+    assert (row.strategy == "block") == (row.block_rows > 1)
+    assert (row.strategy == "tensor_group") == row.global_scale
+    assert row.with_group(row.group_size) is row
     assert (row.name.endswith("_ASYM") or row.zero_dtype == "float") != row.symmetric
     assert hash(row) == hash(row.with_symmetry(row.symmetric))
 
@@ -59,6 +62,23 @@ def test_a_group_size_below_one_is_refused(size):
 def test_groups_are_refused_where_engines_know_only_channels():
     with pytest.raises(InputError, match="W8A8 has one scale an output row"):
         SCHEMES["W8A8"].with_group(64)
+
+
+@pytest.mark.parametrize("name", ["NVFP4A16", "MXFP4", "FP8_BLOCK"])
+@pytest.mark.parametrize("size", [64, "channel", None])
+def test_blocks_are_of_the_size_that_engines_know(name, size):
+    with pytest.raises(InputError, match=f"scheme {name} has groups of"):
+        SCHEMES[name].with_group(size)
+
+
+def test_rows_that_share_scales():
+    assert [SCHEMES[name].sharing_rows(300) for name in ("FP8", "FP8_DYNAMIC", "FP8_BLOCK")] == [300, 1, 128]
+    assert [SCHEMES[name].spans_tensor for name in ("FP8", "FP8_DYNAMIC", "NVFP4", "MXFP4")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_symmetry_renames():

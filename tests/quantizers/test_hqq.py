@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from compress_llm.formats.rounded import round_to_grid
 from compress_llm.formats.scheme import SCHEMES, Scheme
 from compress_llm.quantizers.hqq import HQQ, lp_cost, refine, round_hqq
-from compress_llm.quantizers.scales import choose
+from compress_llm.quantizers.scales import choose, peak_of, storage
 
 ASYM = SCHEMES["W4A16_ASYM"].with_group(16)
 FLOAT = replace(ASYM, zero_dtype="float")
-EVERY = (SCHEMES["W4A16"].with_group(16), ASYM, FLOAT, SCHEMES["W8A16"])
+NVFP4, MXFP4 = SCHEMES["NVFP4A16"], SCHEMES["MXFP4A16"]
+EVERY = (SCHEMES["W4A16"].with_group(16), ASYM, FLOAT, SCHEMES["W8A16"], NVFP4, MXFP4)
 
 
 def weight(rows: int = 20, width: int = 64, seed: int = 0, shift: float = 0.3) -> torch.Tensor:
@@ -29,7 +30,7 @@ def weight(rows: int = 20, width: int = 64, seed: int = 0, shift: float = 0.3) -
 @given(
     seed=st.integers(0, 10_000),
     shift=st.floats(-2, 2),
-    which=st.integers(0, 3),
+    which=st.integers(0, len(EVERY) - 1),
     rule=st.sampled_from(["minmax", "mse"]),
     dtype=st.sampled_from([torch.bfloat16, torch.float16]),
     norm=st.sampled_from([2.0, 0.7]),
@@ -42,9 +43,10 @@ def test_never_worse_than_the_start_in_any_group(
     rows = w.reshape(w.shape[0], scheme.groups(w.shape[1]), -1)
     start = choose(w, scheme, rule, dtype)
     before = lp_cost(rows, scheme, start, norm)
-    found = refine(rows, scheme, start, {**HQQ.options, "norm": norm, "beta": beta})
+    scales = storage(scheme, rule, dtype, peak_of(w, None))
+    found = refine(rows, scheme, start, scales, {**HQQ.options, "norm": norm, "beta": beta})
     assert bool((lp_cost(rows, scheme, found, norm) <= before * (1 + 1e-5)).all())
-    assert found.scale.dtype == dtype and bool((found.scale > 0).all())
+    assert found.scale.dtype == start.scale.dtype and bool((found.step > 0).all())
 
 
 def test_integer_zeros_stay_integers_and_float_zeros_go_between() -> None:

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.rounded import fake_quantize, round_to_grid
 from compress_llm.formats.scheme import SCHEMES, Scheme
-from compress_llm.quantizers.scales import ERROR_POWER, RULES, choose
+from compress_llm.quantizers.scales import ERROR_POWER, RULES, choose, resolve, shared
 
 W4 = SCHEMES["W4A16"].with_group(16)
 W4_ASYM = SCHEMES["W4A16_ASYM"].with_group(16)
 W4_FLOAT = replace(W4_ASYM, zero_dtype="float")
 W8 = SCHEMES["W8A8"]
+ANY_RULES = ("minmax", "mse", "local-hessian")
 EVERY = (W4, W4_ASYM, W4_FLOAT, W4.with_group("channel"), W4_ASYM.with_group("channel"), W8)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -59,7 +60,7 @@ def test_minmax_asymmetric_covers_the_range_with_an_integer_zero_from_the_stored
 
 
 @pytest.mark.parametrize("scheme", EVERY, ids=lambda s: f"{s.name}-{s.group_size}-{s.zero_dtype}")
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ANY_RULES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_extreme_weights_keep_scales_positive_and_values_finite(scheme: Scheme, rule: str, dtype: torch.dtype) -> None:
     w = torch.zeros(7, 48)
@@ -124,9 +125,9 @@ def test_local_hessian_of_whole_rows_weighs_by_the_energy_of_each_input() -> Non
 
 def test_chunks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     w, h = weight(rows=37), moment()
-    whole = [choose(w, W4_ASYM, rule, torch.bfloat16, h) for rule in RULES]
+    whole = [choose(w, W4_ASYM, rule, torch.bfloat16, h) for rule in ANY_RULES]
     monkeypatch.setattr("compress_llm.quantizers.scales._CHUNK", {"cpu": 5 * 48})
-    for rule, expected in zip(RULES, whole, strict=True):
+    for rule, expected in zip(ANY_RULES, whole, strict=True):
         params = choose(w, W4_ASYM, rule, torch.bfloat16, h)
         assert torch.equal(params.scale, expected.scale)
         assert params.zero is not None and expected.zero is not None and torch.equal(params.zero, expected.zero)
@@ -146,3 +147,52 @@ def test_errors_name_the_rule() -> None:
         choose(weight(), W4, "min-max", torch.bfloat16)
     with pytest.raises(InputError, match="needs calibration statistics"):
         choose(weight(), W4, "local-hessian", torch.bfloat16)
+    with pytest.raises(InputError, match="--scale-rule floor: is not for the scales of NVFP4A16; use one of .*four"):
+        choose(weight(), SCHEMES["NVFP4A16"], "floor", torch.bfloat16)
+    with pytest.raises(InputError, match="is not for the scales of W4A16"):
+        resolve("four-over-six", W4)
+
+
+def test_every_rule_is_for_some_scheme_and_defaults_are_the_schemes_own() -> None:
+    for rule in RULES:
+        fits = []
+        for scheme in SCHEMES.values():
+            try:
+                fits.append(resolve(rule, scheme))
+            except InputError:
+                continue
+        assert fits, rule
+    assert resolve("default", W4) == "minmax"
+    assert resolve("default", SCHEMES["MXFP4"]) == "mse"
+    assert resolve("max", SCHEMES["NVFP4"]) == "minmax"
+    assert resolve("local-hessian", SCHEMES["FP8"]) == "minmax"  # the scale is that of fused weights too
+
+
+@pytest.mark.parametrize("name", ["FP8_BLOCK", "W8A8_BLOCK"])
+@pytest.mark.parametrize("rule", ["minmax", "mse"])
+def test_blocks_of_rows_share_their_scale(name: str, rule: str) -> None:
+    w = weight(200, 256)
+    params = choose(w, SCHEMES[name], rule, torch.float32)
+    assert params.scale.shape == (200, 2)
+    for rows in (slice(0, 128), slice(128, 200)):
+        for group in range(2):
+            block = w[rows, group * 128 : group * 128 + 128]
+            found = params.scale[rows, group].unique()
+            assert found.numel() == 1
+            if rule == "minmax":
+                assert float(found) == pytest.approx(float(block.abs().max()) / SCHEMES[name].grid.reach)
+
+
+def test_what_spans_a_tensor_takes_the_peak_it_is_given() -> None:
+    w = weight()
+    own = choose(w, SCHEMES["FP8"], "minmax", torch.float32)
+    wider = choose(w, SCHEMES["FP8"], "minmax", torch.float32, peak=w.abs().max() * 2)
+    assert own.scale.unique().numel() == wider.scale.unique().numel() == 1
+    assert torch.equal(own.scale * 2, wider.scale)
+    assert float(own.scale[0]) == pytest.approx(float(w.abs().max()) / 448)
+
+
+def test_sharing_reduces_whole_blocks_and_the_rest() -> None:
+    values = torch.arange(5.0).unsqueeze(1)
+    assert shared(values, 2, torch.amax).flatten().tolist() == [1, 1, 3, 3, 4]
+    assert shared(values, 1, torch.amax) is values

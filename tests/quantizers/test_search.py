@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from compress_llm.formats.scheme import SCHEMES
+from compress_llm.kernels.hadamard import rotate
 from compress_llm.quantizers.search import best_scale, floored, rounding_loss
 
 W4 = SCHEMES["W4A16"].with_group(4)
@@ -53,3 +56,16 @@ def test_rounding_loss_is_the_output_error_of_rounding_under_a_scale() -> None:
 def test_the_floor_is_a_thousandth_of_the_mean() -> None:
     assert floored(torch.tensor([0.0, 2.0, 4.0])).tolist() == [torch.tensor(0.002).item(), 2.0, 4.0]
     assert bool((floored(torch.zeros(3)) > 0).all())
+
+
+def test_rounding_loss_of_a_rotated_scheme_is_that_of_running_it_rotated() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, x = torch.randn(6, 8, generator=generator), torch.randn(50, 8, generator=generator)
+    scale, turned = torch.rand(8, generator=generator) + 0.5, replace(W4, rotation=8)
+    moved = rotate(weight * scale, 8).reshape(6, 2, 4)
+    step = moved.abs().amax(-1, keepdim=True) / 7.5
+    decoded = ((moved / step).round().clamp(-8, 7) * step).reshape(6, 8)
+    expected = (rotate(x / scale, 8) @ decoded.T - x @ weight.T).square().sum()
+    found = rounding_loss(weight, turned, scale, torch.float32, x.T @ x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert not torch.isclose(found, rounding_loss(weight, W4, scale, torch.float32, x.T @ x), rtol=1e-2)

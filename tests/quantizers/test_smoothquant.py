@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,11 +11,13 @@ from compress_llm.calibration.statistics import Stats
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.rounded import fake_quantize
 from compress_llm.formats.scheme import SCHEMES, Scheme
+from compress_llm.kernels.hadamard import rotated
 from compress_llm.quantizers.method import LiveFeed, Source, Target
 from compress_llm.quantizers.scales import choose
 from compress_llm.quantizers.smoothquant import SMOOTHQUANT, input_error, search_strength, smoothquant
 
 DYNAMIC, STATIC = SCHEMES["W8A8"], SCHEMES["W8A8_STATIC"]
+TURNED = replace(DYNAMIC, rotation=16)
 
 
 def outlier_case(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Stats]:
@@ -27,16 +31,16 @@ def outlier_case(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, Stats]:
 
 def simulated(weight: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, scheme: Scheme) -> float:
     """Mean squared output error of both roundings, by running them."""
-    scaled = weight * scale
+    scaled = rotated(weight * scale, scheme)
     decoded = fake_quantize(scaled, scheme, choose(scaled, scheme, "minmax", torch.bfloat16))
-    inputs = x / scale
-    top = inputs.abs().amax(-1, keepdim=True) if scheme is DYNAMIC else inputs.abs().amax()
+    inputs = rotated(x / scale, scheme)
+    top = inputs.abs().amax(-1, keepdim=True) if scheme is not STATIC else inputs.abs().amax()
     step = top / 127.5
     rounded = (inputs / step).round().clamp(-128, 127) * step
     return float((rounded @ decoded.T - x @ weight.T).square().sum(1).mean())
 
 
-@pytest.mark.parametrize("scheme", [DYNAMIC, STATIC], ids=["dynamic", "static"])
+@pytest.mark.parametrize("scheme", [DYNAMIC, STATIC, TURNED], ids=["dynamic", "static", "rotated"])
 def test_the_estimate_agrees_with_running_the_layer(scheme: Scheme) -> None:
     weight, x, stats = outlier_case()
     scale, record = search_strength([weight], [scheme], stats, torch.bfloat16, SMOOTHQUANT.options)

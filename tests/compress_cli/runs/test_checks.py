@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compress_llm.compress_cli.runs import checks
-from compress_llm.compress_cli.runs.checks import check, decode_faults, decoded_rows
+from compress_llm.compress_cli.runs.checks import check, decode_faults
 from compress_llm.compress_cli.runs.stored import Packed
 from compress_llm.formats.checkpoint import TensorInfo
 from compress_llm.formats.packings import packing
@@ -28,11 +28,6 @@ def test_a_check_shows_the_first_faults_and_counts_the_rest() -> None:
     assert check("name", [], "all seen").detail == "all seen"
     found = check("name", ["a", "b", "c", "d", "e"], "all seen")
     assert (found.passed, found.detail) == (False, "a; b; c, and 2 more")
-
-
-def test_rows_of_a_weight_are_rows_of_the_whole() -> None:
-    weight = rounded()
-    assert torch.equal(decoded_rows(weight, 3, 8), weight.dequantize()[3:8])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 10])

@@ -7,7 +7,7 @@ import pytest
 from compress_llm.compress_cli.runs import doctor
 from compress_llm.compress_cli.runs.peers import Note, notes
 from compress_llm.compress_cli.runs.plain_json import to_json
-from compress_llm.formats.packings import PACKINGS
+from compress_llm.formats.scheme import SCHEMES
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, lines: list[str], versions: dict[str, str]) -> None:
@@ -15,10 +15,18 @@ def installed(monkeypatch: pytest.MonkeyPatch, lines: list[str], versions: dict[
     monkeypatch.setattr(doctor, "_version", {doctor.DISTRIBUTION: "1", **versions}.get)
 
 
-def test_every_packing_has_a_kernel_and_reasons_against_others() -> None:
+def test_every_scheme_has_a_kernel_and_reasons_against_others() -> None:
     kernels = doctor.diagnose().kernels
-    assert [row.packing for row in kernels] == list(PACKINGS)
-    assert all(row.picked not in row.others and all(row.others.values()) for row in kernels)
+    assert [row.scheme for row in kernels] == list(SCHEMES)
+    assert [row.packing for row in kernels] == [scheme.packing for scheme in SCHEMES.values()]
+    assert all(row.picked not in row.others and row.reason and all(row.others.values()) for row in kernels)
+
+
+def test_a_kernel_that_is_asked_for_and_cannot_run_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPRESS_KERNEL", "cdua")
+    diagnosis = doctor.diagnose()
+    assert diagnosis.kernels == []
+    assert "COMPRESS_KERNEL=cdua" in diagnosis.problems[-1]
 
 
 def test_report_is_plain_and_the_machine_is_described() -> None:

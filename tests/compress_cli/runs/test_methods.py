@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compress_llm.compress_cli.runs.methods import chain, check_fit, fields_wanted
@@ -14,7 +16,7 @@ def test_transform_then_rounding() -> None:
     found = chain(Recipe(method="awq,gptq", options={"gptq": {"damp": 0.02}}))
     assert [transform.name for transform, _ in found.transforms] == ["awq"]
     assert found.rounding.name == "gptq" and found.options["damp"] == 0.02
-    assert found.label() == "awq,gptq"
+    assert found.label(SCHEMES["W4A16"]) == "awq,gptq"
 
 
 def test_a_transform_alone_brings_its_own_rounding() -> None:
@@ -36,6 +38,10 @@ def test_plain_rounding_needs_no_text_and_static_inputs_do() -> None:
         (Recipe(method=""), ("names no method",)),
         (Recipe(method="gptq,awq"), ("gptq", "must come last")),
         (Recipe(method="awq,awq,rtn"), ("twice",)),
+        (Recipe(method="hadamard,awq,rtn"), ("hadamard", "put awq first")),
+        (Recipe(method="hadamard,hadamard"), ("hadamard",)),
+        (Recipe(method="hadamrd"), ("did you mean 'hadamard'",)),
+        (Recipe(method="hadamard", options={"hadamard": {"block": "wide"}}), ("block", "int")),
         (Recipe(method="auto,gptq"), ("auto",)),
         (Recipe(scale_rule="msee"), ("--scale-rule msee", "mse")),
         (Recipe(options={"awq": {}}), ("options: awq", "rtn")),
@@ -74,5 +80,61 @@ def test_settings_are_checked_before_any_work(recipe: Recipe, words: tuple[str, 
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
+def test_a_sparse_scheme_brings_a_sparsifier_and_that_a_rounding() -> None:
+    found = chain(Recipe(scheme="SPARSE50_W4A16"))
+    assert found.label(SCHEMES["SPARSE50_W4A16"]) == "sparsegpt,gptq"
+    assert (found.label(SCHEMES["SPARSE50"]), found.label(SCHEMES["W8A16"])) == ("sparsegpt", "gptq")
+    assert chain(Recipe(scheme="SPARSE50", method="magnitude")).rounding.name == "rtn"
+    named = chain(Recipe(scheme="SPARSE50_W4A16", method="sparsegpt,gptq"))
+    assert (found.options["act_order"], named.options["act_order"]) == (False, True)
+    both = chain(Recipe(scheme="SPARSE50_W4A16", method="awq,sparsegpt"))
+    assert (both.label(SCHEMES["SPARSE50_W4A16"]), both.options["act_order"]) == ("awq,sparsegpt,gptq", False)
+    assert found.pick(SCHEMES["W8A16"]).pruning is None and found.pick(SCHEMES["SPARSE50"], 0.4).ratio == 0.4
+
+
+def test_magnitude_needs_no_text_until_something_is_fitted_or_measured() -> None:
+    magnitude, schemes = {"scheme": "SPARSE50", "method": "magnitude"}, {SCHEMES["SPARSE50"]}
+    assert fields_wanted(chain(Recipe(**magnitude)), schemes) == frozenset()
+    assert fields_wanted(chain(Recipe(**magnitude, refit=True)), schemes) == {"second_moment"}
+    assert fields_wanted(chain(Recipe(**magnitude, allocate="owl")), schemes) == {"second_moment"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (Recipe(scheme="SPARSE50", method="rtn"), ("--method", "prunes nothing", "wanda")),
+        (Recipe(method="wanda"), ("--method wanda", "no scheme of this recipe is sparse")),
+        (Recipe(scheme="SPARSE50", method="awq,wanda"), ("--method awq", "not rounded")),
+        (Recipe(scheme="SPARSE50_W4A16", method="wanda,hqq"), ("--method hqq", "does not fit")),
+        (Recipe(scheme="SPARSE50", pattern="2:4", allocate="owl"), ("--allocate owl", "--pattern")),
+        (Recipe(scheme="SPARSE50", method="wanda,magnitude"), ("two sparsifiers",)),
+        (Recipe(scheme="SPARSE50", method="wanda,wanda"), ("twice",)),
+        (Recipe(scheme="SPARSE50", method="gptq,sparsegpt"), ("gptq rounds", "last")),
+        (Recipe(scheme="SPARSE50", method="hadamard,wanda"), ("hadamard", "leave hadamard or wanda out")),
+        (Recipe(scheme="SPARSE50_W4A16", method="wanda,hadamard,rtn"), ("leave hadamard or wanda out",)),
+        (Recipe(scheme="SPARSE50_W4A16", method="wanda,awq,rtn"), ("wanda", "put awq first")),
+        (Recipe(scheme="SPARSE50", method="hadamard"), ("--method hadamard", "prunes nothing")),
+        (Recipe(scheme="SPARSE50", allocate="owls"), ("--allocate owls", "did you mean 'owl'")),
+        (Recipe(refit=True), ("--refit", "nothing is pruned")),
+        (Recipe(scheme="SPARSE50", method="auto", allocate="owl"), ("--allocate owl", "nothing is pruned")),
+        (Recipe(scheme="SPARSE50", options={"sparsegpt": {"damp": "a"}}), ("sparsegpt: damp", "float")),
+    ],
+)
+def test_mistakes_about_pruning_are_named(recipe: Recipe, words: tuple[str, ...]) -> None:
+    with pytest.raises(InputError) as caught:
+        check_fit(chain(recipe), {recipe.base_scheme()[0]})
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
 def test_whole_numbers_do_for_real_settings() -> None:
     assert chain(Recipe(method="gptq", options={"gptq": {"damp": 1}})).options["damp"] == 1
+
+
+def test_a_rotation_goes_between_transforms_and_rounding() -> None:
+    found = chain(Recipe(method="awq,hadamard,gptq", options={"hadamard": {"block": 64}}))
+    assert found.label(SCHEMES["W4A16"]) == "awq,hadamard,gptq" and [row.name for row, _ in found.transforms] == ["awq"]
+    fitted = found.fitted(SCHEMES["W4A16"], 576)
+    assert fitted.rotation == 64 and replace(fitted, rotation=None) == SCHEMES["W4A16"]
+    assert chain(Recipe(method="gptq")).fitted(SCHEMES["W4A16"], 576) == SCHEMES["W4A16"]
+    assert chain(Recipe(method="hadamard")).rounding.name == "rtn"
+    assert fields_wanted(chain(Recipe(method="hadamard")), {SCHEMES["W4A16"]}) == frozenset()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from compress_llm.compress_cli.runs.methods import chain
 from compress_llm.compress_cli.runs.plan import Plan, ignored_modules, make_plan
-from compress_llm.compress_cli.runs.recipe import Recipe, from_dict
+from compress_llm.compress_cli.runs.recipe import Recipe, Rule, from_dict
 from compress_llm.formats.checkpoint import Checkpoint
 from compress_llm.formats.errors import InputError
 
@@ -106,3 +108,42 @@ def test_a_dtype_that_cannot_be_quantised_is_refused(save_model: Callable[..., P
 
 def test_defaults_are_the_empty_recipe() -> None:
     assert from_dict({}) == Recipe()
+
+
+def test_rotations_fit_every_linear_or_are_refused_with_its_width(tiny_llama: Path) -> None:
+    recipe = Recipe(group_size=32, method="hadamard", rules=(Rule("down_proj", "W8A8"),))
+    plan = make_plan(recipe, Checkpoint.open(tiny_llama), chain(recipe).fitted)
+    blocks = {layer.name.rpartition(".")[2]: layer.scheme.rotation for layer in plan.quantized if layer.scheme}
+    assert len(blocks) == 7 and set(blocks.values()) == {32}
+    assert any("transform_config" in warning for warning in plan.warnings)
+    wide = replace(recipe, options={"hadamard": {"block": 64}})
+    with pytest.raises(InputError, match="block 64: does not fit 96 inputs"):
+        make_plan(wide, Checkpoint.open(tiny_llama), chain(wide).fitted)
+
+
+@pytest.mark.parametrize("size", [None, "auto"])
+def test_rows_that_blocks_do_not_divide_are_refused(save_model: Callable[..., Path], size: str | None) -> None:
+    model = save_model("Llama", hidden_size=72, head_dim=18, intermediate_size=96)
+    for scheme, width in (("NVFP4A16", 16), ("MXFP4", 32), ("FP8_BLOCK", 128)):
+        with pytest.raises(InputError, match=f"--scheme {scheme}: has blocks of {width}, which do not divide the"):
+            plan_of(model, scheme=scheme, group_size=size)
+    assert plan_of(model, scheme="MXFP4", group_size=None, targets=["*.down_proj"]).quantized
+    with pytest.raises(InputError, match="scheme NVFP4 has groups of 16"):
+        plan_of(model, scheme="NVFP4", group_size=64)
+
+
+def test_blocks_of_rows_end_where_fused_linears_end(save_model: Callable[..., Path]) -> None:
+    model = save_model("Llama", hidden_size=128, intermediate_size=256, head_dim=32)
+    with pytest.raises(InputError, match="blocks of 128 rows, which do not divide the 64 outputs of .*k_proj"):
+        plan_of(model, scheme="FP8_BLOCK", group_size=None)
+    alone = plan_of(model, scheme="FP8_BLOCK", group_size=None, targets=["*.o_proj", "*.down_proj"])
+    assert {layer.outputs[f"{layer.name}.weight_scale"][1] for layer in alone.quantized} == {(1, 1), (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "bits"), [("NVFP4A16", 4.5), ("MXFP4A16", 4.25), ("MXFP8", 8.25), ("FP8_DYNAMIC", 8.125)]
+)
+def test_sizes_of_block_formats(save_model: Callable[..., Path], scheme: str, bits: float) -> None:
+    model = save_model("Llama", hidden_size=128, intermediate_size=256, head_dim=32)
+    layer = next(layer for layer in plan_of(model, scheme=scheme, group_size=None).quantized if "q_proj" in layer.name)
+    assert layer.bits_per_weight == pytest.approx(bits, abs=0.003)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from compress_llm.compress_cli.runs import quantize as module
-from compress_llm.compress_cli.runs.job import prepare
+from compress_llm.compress_cli.runs.job import config_json, prepare
 from compress_llm.compress_cli.runs.quantize import quantize
 from compress_llm.compress_cli.runs.recipe import Recipe, Rule
 from compress_llm.formats.checkpoint import Checkpoint
@@ -32,10 +32,23 @@ RECIPES = {
     "gptq": Recipe(group_size=32, method="gptq", **SMALL_RUN),
     "awq,gptq": Recipe(group_size=32, method="awq,gptq", **SMALL_RUN),
     "smoothquant": Recipe(scheme="W8A8", method="smoothquant,gptq", **SMALL_RUN),
+    "hadamard": Recipe(group_size=32, method="hadamard"),
+    "hadamard,gptq": Recipe(scheme="NVFP4", method="hadamard,gptq", lm_head="W8A8", **SMALL_RUN),
+    "awq,hadamard": Recipe(scheme="W8A8_STATIC", method="awq,hadamard", **SMALL_RUN),
     "hqq": Recipe(scheme="W4A16_ASYM", group_size=32, method="hqq"),
     "auto": Recipe(group_size=32, method="auto", **{**SMALL_RUN, "batch_size": 8}),
     "data": Recipe(group_size=32, **SMALL_RUN),
+    "nvfp4": Recipe(scheme="NVFP4", method="awq,gptq", **SMALL_RUN),
+    "mxfp8": Recipe(scheme="MXFP8"),
+    "fp8": Recipe(scheme="FP8", method="smoothquant,gptq", **SMALL_RUN),
+    "magnitude": Recipe(scheme="SPARSE50", method="magnitude", sparse_layout="bitmap"),
+    "sparsegpt": Recipe(scheme="SPARSE50", refit=True, **SMALL_RUN),
+    "owl": Recipe(scheme="SPARSE50", method="wanda", allocate="owl", **SMALL_RUN),
+    "sparse codes": Recipe(scheme="SPARSE50_W4A16", group_size=32, **SMALL_RUN),
 }
+
+
+ALONE = ("self_attn.o", "mlp.down")
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -52,15 +65,74 @@ def test_same_bytes_again_and_what_the_plan_promised(name: str, tiny_llama: Path
     assert contents(first) == contents(second)
     plain = ("compress_report.json", "compress_layers.csv", "README.md", "run.json")
     written = sum(path.stat().st_size for path in first.iterdir() if path.name not in plain)
-    assert written == job.output_bytes
     tensors = load_file(first / "model.safetensors")
-    assert {key: (value.dtype, tuple(value.shape)) for key, value in tensors.items()} == job.plan.tensors
-    assert all(0 < row.weight_error < 0.3 for row in report.layers)
+    found = {key: (value.dtype, tuple(value.shape)) for key, value in tensors.items()}
+    if all(layer.exact for layer in job.plan.layers):
+        assert written == job.output_bytes
+        assert found == job.plan.tensors
+    else:
+        assert written == pytest.approx(job.output_bytes, rel=0.03)
+        assert found.keys() == job.plan.tensors.keys()
+    assert all(0 < row.weight_error < (1.5 if job.methods.pruning else 0.3) for row in report.layers)
+    assert sum(row.bytes for row in report.layers) == sum(
+        tensors[name].nbytes for layer in job.plan.quantized for name in layer.outputs
+    )
     calibrated = job.windows is not None
     assert all((row.output_error is not None) == calibrated for row in report.layers)
     assert json.loads((first / "compress_report.json").read_text())["totals"]["bytes_after"] == sum(
         value.nbytes for value in tensors.values()
     )
+
+
+def test_the_card_of_a_rotated_output_says_what_transformers_leaves_out(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "plain", RECIPES["rtn"])
+    report = quantize(str(tiny_llama), tmp_path / "turned", RECIPES["hadamard"])
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("plain", "turned")]
+    assert ["apply_transform_config" in card for card in cards] == [False, True]
+    assert any("apply_transform_config" in warning for warning in report.warnings)
+
+
+def test_the_card_of_our_own_format_names_no_other_engine(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "out", Recipe(scheme="W4A16_HQQ", method="hqq", group_size=32))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "no other engine reads W4A16_HQQ" in card
+    assert "vLLM" not in card
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq,gptq"])
+@pytest.mark.parametrize(("scheme", "suffix"), [("NVFP4A16", "weight_global_scale"), ("FP8", "weight_scale")])
+def test_what_engines_fuse_shares_the_scale_of_its_tensors(
+    scheme: str, suffix: str, method: str, tiny_llama: Path, tmp_path: Path
+) -> None:
+    report = quantize(
+        str(tiny_llama), tmp_path / "out", Recipe(scheme=scheme, method=method, scale_rule="max", **SMALL_RUN)
+    )
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    for block in (0, 1):
+        for part, names in (("self_attn", "qkv"), ("mlp", ("gate", "up"))):
+            found = [tensors[f"model.layers.{block}.{part}.{name}_proj.{suffix}"] for name in names]
+            assert all(torch.equal(found[0], other) for other in found)
+    others = {float(tensors[f"model.layers.{block}.{part}_proj.{suffix}"]) for block in (0, 1) for part in ALONE}
+    assert len(others) > 1
+    if scheme == "NVFP4A16":
+        assert {float(row.details["global_scale"]) for row in report.layers} >= others
+
+
+def test_the_scale_rule_is_named_in_report_and_config(tiny_llama: Path, tmp_path: Path) -> None:
+    for scheme, asked, rule in (("MXFP4A16", None, "mse"), ("NVFP4A16", "four-over-six", "four-over-six")):
+        report = quantize(str(tiny_llama), tmp_path / scheme, Recipe(scheme=scheme, scale_rule=asked))
+        assert {row.details["scale_rule"] for row in report.layers} == {rule}
+        config = json.loads((tmp_path / scheme / "config.json").read_text())
+        assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["observer"] == rule
+    with pytest.raises(InputError, match="--scale-rule even: is not for the scales of NVFP4A16"):
+        prepare(str(tiny_llama), Recipe(scheme="NVFP4A16", scale_rule="even"))
+
+
+def test_weights_without_scales_have_no_scale_rule(tiny_llama: Path) -> None:
+    plan = prepare(str(tiny_llama), Recipe(scheme="SPARSE50", lm_head="W8A16", **SMALL_RUN)).plan
+    groups = json.loads(config_json(plan))["quantization_config"]["config_groups"].values()
+    rules = {group["format"]: group["weights"].get("observer") for group in groups}
+    assert rules == {"compress-three-layer": None, "pack-quantized": "local-hessian"}
 
 
 def test_kept_tensors_and_side_files_are_verbatim(tiny_llama: Path, tmp_path: Path) -> None:
@@ -114,7 +186,16 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize(
     ("name", "after"),
-    [*(("rtn", unit) for unit in range(4)), ("gptq", 1), ("awq,gptq", 2), ("static", 1), ("head", 2)],
+    [
+        *(("rtn", unit) for unit in range(4)),
+        ("gptq", 1),
+        ("hadamard,gptq", 1),
+        ("awq,gptq", 2),
+        ("static", 1),
+        ("head", 2),
+        ("sparsegpt", 1),
+        ("owl", 2),
+    ],
 )
 def test_resumed_after_any_unit_gives_the_same_bytes(
     name: str, after: int, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

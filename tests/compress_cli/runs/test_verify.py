@@ -28,7 +28,12 @@ RECIPES = {
     "static": Recipe(scheme="W8A8_STATIC", **SMALL_RUN),
     "mixed": Recipe(group_size=32, rules=(Rule("down_proj", "W8A8"),), ignore=("o_proj",), lm_head="W8A16"),
     "gptq": Recipe(group_size=32, method="gptq", **SMALL_RUN),
+    "sparse": Recipe(scheme="SPARSE50", method="wanda", **SMALL_RUN),
+    "bitmap": Recipe(scheme="SPARSE50", method="magnitude", sparse_layout="bitmap", sparsity=0.6, lm_head="W8A16"),
+    "sparse codes": Recipe(scheme="SPARSE50_W4A16", group_size=32, pattern="2:4", method="magnitude"),
     "awq": Recipe(group_size=32, method="awq,rtn", **SMALL_RUN),
+    "hadamard": Recipe(scheme="MXFP4", method="hadamard,rtn", lm_head="W8A16"),
+    "awq,hadamard": Recipe(group_size=32, method="awq,hadamard,gptq", **SMALL_RUN),
 }
 SCALE = "model.layers.1.mlp.up_proj.weight_scale"
 

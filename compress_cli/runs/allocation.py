@@ -1,0 +1,73 @@
+"""The pass over the dense model before a run that gives sparse layers ratios of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...formats.errors import InputError
+from ...formats.progress import Track
+from ...sparsifiers.allocate import Measured
+from .finite import check_finite
+from .job import Job
+from .plan import Unit
+
+if TYPE_CHECKING:
+    from ...calibration.stream import Block, Stream
+
+
+def allocated(job: Job, stream: Stream | None, track: Track) -> Mapping[str, float]:
+    """Share of dropped weights by sparse linear inside the blocks; the average over them is the recipe's.
+
+    `stream` is at the first block, and through all of them afterwards. Raises InputError without one, for schemes with
+    different ratios, and for NaN or Inf in a weight.
+    """
+    rule = job.methods.allocate
+    ratios = {layer.scheme.sparsity.ratio for layer in job.plan.quantized if layer.scheme and layer.scheme.sparsity}
+    if rule is None or stream is None or len(ratios) != 1:
+        raise InputError(f"--allocate {rule}", "needs text and one ratio to start from", "give every rule the same")
+    measured = Measured(ratios.pop(), rule)
+    units = [unit for unit in job.plan.units if unit.block is not None]
+    for unit in track(units, "measuring layers", len(units)):
+        _measure(job, stream, unit, measured)
+    return measured.ratios()
+
+
+class _Loss:
+    """The share of a block's output that other weights lose; the block is left with them."""
+
+    def __init__(self, stream: Stream, block: Block) -> None:
+        self._stream, self._block = stream, block
+        self._whole: list[Tensor] = []
+
+    def __call__(self, weights: Mapping[str, Tensor]) -> float:
+        if not self._whole:  # the first to be asked for comes with the block's own weights still in place
+            self._whole = self._stream.look(self._block)
+        self._stream.update(self._block, weights)
+        lost = total = 0.0
+        for one, other in zip(self._whole, self._stream.look(self._block), strict=True):
+            lost += float((one.float() - other.float()).square().sum(dtype=torch.float64))
+            total += float(one.float().square().sum(dtype=torch.float64))
+        return lost / total if total > 0 else 0.0
+
+
+def _measure(job: Job, stream: Stream, unit: Unit, measured: Measured) -> None:
+    if unit.block is None:
+        return
+    checkpoint = job.plan.checkpoint
+    names = sorted({*unit.kept, *(layer.source for layer in unit.layers)})
+    stored = {name: check_finite(checkpoint.read(name, device=job.device), name) for name in names}
+    sparse = {
+        layer.name: stored[layer.source].float()
+        for layer in unit.layers
+        if layer.scheme is not None and layer.scheme.sparsity is not None
+    }
+    block = stream.block(unit.block, stored)
+    stats = {name: seen for stage, seen in stream.collect(block, {"second_moment"}).items() for name in stage}
+    measured.add(unit.block, sparse, stats, _Loss(stream, block))
+    stream.update(block, sparse)
+    stream.advance(block)
+    stream.release(block)

@@ -1,0 +1,1 @@
+"""The three-layer format for sparse weights: 2:4 operand, slot filling, residual."""

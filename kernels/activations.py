@@ -1,0 +1,77 @@
+"""Inputs as the hardware sees them: rounded to codes while the model runs, and back, in plain torch.
+
+The arithmetic is compressed-tensors', in the dtype of the inputs. Values that are codes times a scale are exact in
+float32; where inputs are half-precision they are rounded to that once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from ..formats.scheme import Activation
+from .float_reference import power_below, round_e2m1, round_e4m3
+
+ROUND: dict[str, Callable[[Tensor], Tensor]] = {
+    "int4": torch.round,
+    "int8": torch.round,
+    "e2m1": round_e2m1,
+    "e4m3": round_e4m3,
+}
+
+
+def quantize_activation(x: Tensor, activation: Activation, input_scale: Tensor | None = None) -> Tensor:
+    """`x` [..., features] as an engine sees it: rounded to codes and back, in the dtype of `x`.
+
+    See `activation_codes`. Raises ValueError where a calibrated scale is missing, or groups do not divide the features.
+    """
+    codes, scale = activation_codes(x, activation, input_scale)
+    return codes.mul_(scale).to(x.dtype).reshape(x.shape)
+
+
+def activation_codes(x: Tensor, activation: Activation, input_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The values of the codes of `x` [..., features], and the scales that they are in units of.
+
+    Granularity "token" has a scale a row of features whatever the rank of `x`, [..., 1]; "tensor" has one,
+    `input_scale` [1] unless it is dynamic; "group" has one for each group, and codes are [..., groups, size]. Both come
+    in the dtype of `x`, in float32 where scales are codes. Raises ValueError where a calibrated scale is missing, or
+    groups do not divide the features.
+    """
+    if activation.calibrated is not None and input_scale is None:
+        raise ValueError(f"this activation needs its {activation.calibrated}")
+    if activation.group_size is not None:
+        if x.shape[-1] % activation.group_size:
+            raise ValueError(f"groups of {activation.group_size} do not divide {x.shape[-1]} features")
+        x = x.unflatten(-1, (-1, activation.group_size))
+    scale = _scale(x, activation, input_scale)
+    lowest, highest = activation.grid.lowest, activation.grid.highest
+    return ROUND[activation.grid.name]((x / scale).clamp_(lowest, highest)), scale
+
+
+def stored_input_scale(tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """The calibrated scale of a linear's inputs, among its tensors by suffix."""
+    found = tensors.get("input_scale")
+    return tensors.get("input_global_scale") if found is None else found
+
+
+def _scale(x: Tensor, activation: Activation, given: Tensor | None) -> Tensor:
+    if not activation.dynamic and given is not None:
+        return given.to(x.dtype)
+    amax = x.abs().amax() if activation.granularity == "tensor" else x.abs().amax(dim=-1, keepdim=True)
+    if activation.scale_grid is None:
+        scale = amax / activation.grid.reach
+        return torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
+    if given is None:
+        return _power(amax.float(), activation.grid.highest)
+    scale = round_e4m3((amax / activation.grid.highest).float() * given)
+    return torch.where(scale == 0, torch.finfo(torch.float8_e4m3fn).eps, scale) / given
+
+
+def _power(amax: Tensor, highest: float) -> Tensor:
+    """Powers of two of a block's largest magnitude, from 1.75 times a power on of the next one ("even")."""
+    below = power_below(amax)
+    nearest = torch.where(amax >= 1.75 * below, 2 * below, below)
+    least = 2.0**-127
+    return (nearest / power_below(torch.tensor(highest)).item()).clamp(min=least).masked_fill(amax == 0, least)

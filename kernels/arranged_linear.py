@@ -1,0 +1,195 @@
+"""Packed linears on a GPU: the weight in the layout of its kernels, and linears that share an input as one product.
+
+`arrange` turns a loaded model's packed linears into these, one after another, so that the layout of the checkpoint and
+that of the device are never both there for more than one linear. Where engines fuse (q, k and v; gate and up) and the
+schemes agree, the first of the linears to be called runs all of them, and the others hand out their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from ..formats.architectures import Architecture
+from ..formats.scheme import Scheme
+from .activations import stored_input_scale
+from .hadamard import rotated
+from .lowbit import layout
+from .lowbit.layout import Arranged
+from .lowbit.packed import Stored, arranged, microscaled, misfit, pick_for
+from .packed_linear import PackedLinear
+from .sparse_linear import fits, merge_sparse
+
+PARTS = ("codes", "scales", "zeros", "factors")
+"""Of a weight in fragment order, in the order of `Arranged.tensors`."""
+
+
+class ArrangedLinear(PackedLinear):
+    """A packed linear whose weight is in fragment order (`lowbit/layout.py`).
+
+    Its tensors are buffers that no state dict holds: a checkpoint is written from the layout on disk.
+    """
+
+    codes: Tensor
+    scales: Tensor | None
+    zeros: Tensor | None
+    factors: Tensor | None
+    input_scale: Tensor | None
+
+    def __init__(
+        self, scheme: Scheme, weight: Arranged, bias: Tensor | None, input_scale: Tensor | None = None
+    ) -> None:
+        super().__init__(scheme, (weight.out_features, weight.in_features), {}, bias)
+        self._kind = weight.with_tensors((weight.codes.new_empty(0), None, None, None))
+        for name, tensor in zip(PARTS, weight.tensors, strict=True):
+            self.register_buffer(name, tensor, persistent=False)
+        self.register_buffer("input_scale", input_scale, persistent=False)
+
+    @property
+    def arranged(self) -> Arranged:
+        """The weight."""
+        return self._kind.with_tensors(self._buffers[name] for name in PARTS)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Nothing is left in the layout of the checkpoint; what is kept has no dtype to convert."""
+        return {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features], in the dtype of `x`."""
+        from .lowbit.ops import apply
+
+        return apply(rotated(x, self.scheme), self.arranged, self.bias, self.scheme.activation, self.input_scale)
+
+    def weight_rows(self, start: int = 0, stop: int | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Rows `start` to `stop` of the weight, decoded to `dtype`: [rows, in_features]."""
+        return layout.dequantize_rows(self.arranged, start, self.out_features if stop is None else stop, dtype)
+
+
+class Shared(nn.Module):
+    """Linears with one input as one product: `linear` has the rows of all, `ends` where each one's rows end."""
+
+    def __init__(self, linear: PackedLinear, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.linear = linear
+        self.ends = tuple(accumulate(sizes))
+        self._input: Tensor | None = None
+        self._output: Tensor | None = None
+        self._taken: tuple[int, ...] = ()
+
+    def part(self, index: int, x: Tensor) -> Tensor:
+        """Rows of the linear number `index` for `x`; the product runs once for the parts of one input."""
+        if self._input is x and self._output is not None and index not in self._taken:
+            output = self._output
+        else:  # another input, or the same tensor again, perhaps with other numbers in it
+            output = self.linear(x)
+            self._input, self._output, self._taken = x, output, ()
+        self._taken = (*self._taken, index)
+        if len(self._taken) == len(self.ends):  # nothing is kept alive between two inputs
+            self._input = self._output = None
+        return output[..., self.ends[index - 1] if index else 0 : self.ends[index]]
+
+
+class SharedPart(nn.Module):
+    """One of the linears of a `Shared`, in its place in the model."""
+
+    def __init__(self, shared: Shared, index: int, scheme: Scheme) -> None:
+        super().__init__()
+        self.shared, self.index, self.scheme = shared, index, scheme
+        self.in_features = shared.linear.in_features
+        self.out_features = shared.ends[index] - (shared.ends[index - 1] if index else 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features], in the dtype of `x`."""
+        return self.shared.part(self.index, x)
+
+
+def arrange(model: nn.Module, facts: Architecture, dtype: torch.dtype) -> None:
+    """Put the packed linears of `model`, on a GPU, into the layout of their kernels, for activations of `dtype`.
+
+    `facts` say which linears are fused. Linears that no layout fits stay as they are, on the reference.
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        return
+    for names in list(_groups(model, facts)):
+        linears = [model.get_submodule(name) for name in names]
+        packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
+        merge = _merge_for(packed, dtype) if len(packed) == len(linears) else None
+        if merge is None:
+            continue
+        merged = merge(packed, dtype)
+        if len(names) == 1:
+            model.set_submodule(names[0], merged)
+            continue
+        shared = Shared(merged, [linear.out_features for linear in packed])
+        for index, (name, linear) in enumerate(zip(names, packed, strict=True)):
+            model.set_submodule(name, SharedPart(shared, index, linear.scheme))
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _merge_for(
+    linears: Sequence[PackedLinear], dtype: torch.dtype
+) -> Callable[[Sequence[PackedLinear], torch.dtype], PackedLinear] | None:
+    """What brings linears of one scheme into the layout of a kernel as one; None where they stay as they are."""
+    if fits(linears[0].scheme):
+        return merge_sparse
+    return _merge if all(_fits(linear, dtype) for linear in linears) else None
+
+
+def _fits(linear: PackedLinear, dtype: torch.dtype) -> bool:
+    """Whether a linear is to have the layout of kernels, and not to stay as the hardware takes it."""
+    if misfit(linear.scheme) is not None:
+        return False
+    device = linear.tensors["weight_scale"].device
+    shape = (linear.out_features, linear.in_features)
+    return not microscaled(linear.scheme) or pick_for(linear.scheme, shape, 1, dtype, device).name != "scaled"
+
+
+def _groups(model: nn.Module, facts: Architecture) -> Iterator[tuple[str, ...]]:
+    """Names of packed linears, those that run as one product together."""
+    packed = {name: module for name, module in model.named_modules() if type(module) is PackedLinear}
+    done: set[str] = set()
+    for name, linear in packed.items():
+        if name in done:
+            continue
+        place = facts.split(name)
+        stem = name.removesuffix(place[1]) if place else ""
+        names = tuple(stem + inner for inner in facts.fused_with(place[1])) if place else (name,)
+        if not all(_agree(linear, packed.get(other)) for other in names):
+            names = (name,)
+        done.update(names)
+        yield names
+
+
+def _agree(one: PackedLinear, other: PackedLinear | None) -> bool:
+    """Whether two linears can be rows of one weight."""
+    return (
+        other is not None
+        and one.scheme == other.scheme
+        and one.in_features == other.in_features
+        and (one.bias is None) == (other.bias is None)
+        and one.scheme.activation == other.scheme.activation
+        and stored_input_scale(one.tensors) is None
+        and stored_input_scale(other.tensors) is None
+    )
+
+
+def _merge(linears: Sequence[PackedLinear], dtype: torch.dtype) -> ArrangedLinear:
+    """The linears as one, in fragment order; they lose their tensors."""
+    scheme = linears[0].scheme
+    stored = [Stored(linear.tensors, (linear.out_features, linear.in_features)) for linear in linears]
+    weight = arranged(scheme, stored, dtype)
+    bias = (
+        torch.cat([linear.bias for linear in linears if linear.bias is not None])
+        if linears[0].bias is not None
+        else None
+    )
+    input_scale = stored_input_scale(linears[0].tensors)
+    for linear in linears:
+        for name in list(linear.tensors):
+            delattr(linear, name)
+    return ArrangedLinear(scheme, weight, bias, input_scale)

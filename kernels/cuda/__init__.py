@@ -1,0 +1,1 @@
+"""CUDA C++ without a build step: sources are compiled by NVRTC at first use and launched through the driver."""

@@ -1,0 +1,1 @@
+"""Matrix products over low-bit weights: one device layout, and the kernels that read it."""

@@ -1,0 +1,104 @@
+"""Low-bit floating-point codes in memory: bits lie where a shift and a mask leave a 16-bit number's own pattern.
+
+A code of E2M1 or E4M3 has a sign, an exponent and a mantissa, as bfloat16 does: with the sign in bit 15 and the others
+in the lowest exponent and highest mantissa bits, subnormal codes included, it *is* a bfloat16, too small by a power of
+two. Words of 32 bits hold one such pattern in each half for every matrix step; later steps lie rotated by an amount at
+which all find room. For float16 the kernels move the pattern up by the three exponent bits that it has fewer.
+
+Scales of blocks are bytes of five exponent and three mantissa bits, never subnormal, with the halves of the byte
+exchanged: two copies of it, a mask and three more exponent bits make the bfloat16 that takes the power of two away
+again. Blocks whose scale is zero, or 2^-30 of what others of their row have, become zero. Factors of rows, float32,
+hold what does not fit a byte; kernels apply them to sums.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FIELDS: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {
+    4: (((0x81C0, 0),), ((0x81C0, 4),), ((0x81C0, 26),), ((0x8180, 30), (0x0040, 6))),
+    8: (((0x87F0, 0),), ((0x80F0, 4), (0x0700, 28))),
+}
+"""By width of the code and by step: masks of the pattern, and the left rotation that brings their bits to it."""
+
+UNIT = {4: 29, 8: 23}
+"""By width of the code: the field of exponents of a byte that stands for a scale of one."""
+MOST = 30  # the largest field: one more would be an infinity in float16
+NVFP4_FIELD = MOST - 8  # of a scale of one, so that 448 has the largest
+
+
+def pack_words(codes: Tensor, bits: int) -> Tensor:
+    """Codes (uint8 [..., half, step]) as bytes [..., 4]: one 32-bit word of 2 * 16 / bits of them."""
+    patterns = _patterns(codes.to(torch.int64), bits)
+    patterns = patterns[..., 0, :] | patterns[..., 1, :] << 16
+    word = torch.zeros(patterns.shape[:-1], dtype=torch.int64, device=codes.device)
+    for step, fields in enumerate(FIELDS[bits]):
+        for mask, turn in fields:
+            word |= _rotated(patterns[..., step] & mask * 0x10001, 32 - turn)
+    return torch.stack([word >> shift & 255 for shift in (0, 8, 16, 24)], dim=-1).to(torch.uint8)
+
+
+def unpack_words(packed: Tensor, bits: int) -> Tensor:
+    """Bytes [..., 4] of `pack_words` back to codes (uint8 [..., half, step])."""
+    parts = packed.to(torch.int64)
+    word = parts[..., 0] | parts[..., 1] << 8 | parts[..., 2] << 16 | parts[..., 3] << 24
+    steps = []
+    for fields in FIELDS[bits]:
+        pattern = torch.zeros_like(word)
+        for mask, turn in fields:
+            pattern |= _rotated(word, turn) & mask * 0x10001
+        steps.append(torch.stack((pattern & 0xFFFF, pattern >> 16), dim=-1))
+    return _codes(torch.stack(steps, dim=-1), bits).to(torch.uint8)
+
+
+def values(codes: Tensor, bits: int) -> Tensor:
+    """What E2M1 (4 bits, uint8 0 … 15) or E4M3 (8 bits) codes stand for, float32."""
+    if bits == 8:
+        return codes.view(torch.float8_e4m3fn).float()
+    table = torch.tensor([*E2M1, *(-number for number in E2M1)], device=codes.device)
+    return table[codes.long()]
+
+
+def block_scales(scale: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales of blocks as bytes, and what is left of them: (bytes, factors float32 [out], which blocks must be zero).
+
+    `scale` [out, groups] is float8_e4m3fn, or uint8 exponents of two with a bias of 127 (E8M0).
+    """
+    if scale.dtype == torch.float8_e4m3fn:
+        mantissas, exponents = torch.frexp(scale.float())  # mantissas in [.5, 1)
+        fraction = (mantissas * 16).to(torch.int32) & 7
+        fields = exponents - 1 + NVFP4_FIELD
+        factors = torch.full((len(scale),), 2.0 ** (UNIT[bits] - NVFP4_FIELD), device=scale.device)
+        nothing = scale.float() == 0
+    else:
+        exponents = scale.to(torch.int32) - 127
+        most = exponents.amax(dim=1, keepdim=True)
+        fields, fraction = exponents - most + MOST, 0
+        factors = torch.exp2((most + (UNIT[bits] - MOST)).double()).float().view(-1)
+        nothing = fields < 1
+    byte = fields.clamp(1, MOST) << 3 | fraction
+    return (byte << 4 | byte >> 4).to(torch.uint8), factors, nothing
+
+
+def stored_scales(stored: Tensor, bits: int) -> Tensor:
+    """Bytes of `block_scales` as float32: times factors, they are the scales."""
+    byte = stored.to(torch.int32) << 4 | stored.to(torch.int32) >> 4
+    return torch.exp2((byte >> 3 & 31) - UNIT[bits]) * (1 + (byte & 7) / 8)
+
+
+def _patterns(codes: Tensor, bits: int) -> Tensor:
+    """The bfloat16 pattern of each code."""
+    sign, rest = codes >> (bits - 1), codes & ((1 << (bits - 1)) - 1)
+    return sign << 15 | rest << (6 if bits == 4 else 4)
+
+
+def _codes(patterns: Tensor, bits: int) -> Tensor:
+    return patterns >> 15 << (bits - 1) | (patterns >> (6 if bits == 4 else 4)) & ((1 << (bits - 1)) - 1)
+
+
+def _rotated(words: Tensor, turn: int) -> Tensor:
+    """32-bit words in int64, rotated left."""
+    turn %= 32
+    return (words << turn | words >> (32 - turn)) & 0xFFFFFFFF

@@ -1,0 +1,151 @@
+"""The products as PyTorch operators, so that `torch.compile` and CUDA graphs take them as they are.
+
+`compress_llm::linear` and `compress_llm::narrow_linear` take a weight in fragment order apart into tensors and numbers,
+which is what an operator may be given; `compress_llm::quantize_tokens` makes the 8-bit activations.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...formats.float_grids import E4M3
+from ...formats.grids import INT8
+from ...formats.scheme import Activation
+from ..activations import activation_codes, quantize_activation
+from .layout import Arranged
+from .product import product
+
+
+@torch.library.custom_op("compress_llm::linear", mutates_args=())
+def linear(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor | None,
+    zeros: Tensor | None,
+    factors: Tensor | None,
+    bias: Tensor | None,
+    bits: int,
+    group: int,
+    out_features: int,
+    floating: bool,
+) -> Tensor:
+    """x [M, in] weight^T + bias: [M, out] in the dtype of `x`, float16 or bfloat16 (any float by the reference)."""
+    weight = Arranged(codes, scales, zeros, bits, group, out_features, x.shape[1], floating, factors=factors)
+    return product(x, weight, bias, None, x.dtype)
+
+
+@linear.register_fake
+def _(
+    x: Tensor,
+    codes: Tensor,
+    scales: Tensor | None,
+    zeros: Tensor | None,
+    factors: Tensor | None,
+    bias: Tensor | None,
+    bits: int,
+    group: int,
+    out: int,
+    floating: bool,
+) -> Tensor:
+    del codes, scales, zeros, factors, bias, bits, group, floating
+    return x.new_empty(x.shape[0], out)
+
+
+@torch.library.custom_op("compress_llm::narrow_linear", mutates_args=())
+def narrow_linear(
+    x: Tensor, token_scale: Tensor, codes: Tensor, factors: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """x [M, in] weight^T, both int8 or both float8_e4m3fn, scaled, + bias: [M, out] in `dtype`."""
+    floating = x.dtype == torch.float8_e4m3fn
+    weight = Arranged(codes, None, None, 8, 0, factors.shape[0], x.shape[1], floating, True, factors)
+    return product(x, weight, bias, token_scale, dtype)
+
+
+@narrow_linear.register_fake
+def _(
+    x: Tensor, token_scale: Tensor, codes: Tensor, factors: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    del token_scale, codes, bias
+    return x.new_empty(x.shape[0], factors.shape[0], dtype=dtype)
+
+
+@torch.library.custom_op("compress_llm::quantize_tokens", mutates_args=())
+def quantize_tokens(x: Tensor, input_scale: Tensor | None, floating: bool) -> tuple[Tensor, Tensor]:
+    """x [M, in] as codes [M, in], int8 or float8_e4m3fn, and float32 scales [M].
+
+    Rounded as `activations.activation_codes` does. The scales are one a token, found in `x`, or `input_scale` [1] for
+    all of them.
+    """
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+        from .triton_quantize import quantize
+
+        early = torch.cuda.get_device_capability(x.device) >= (9, 0)
+        return quantize(x.contiguous(), input_scale=input_scale, floating=floating, pdl=early)
+    grid = E4M3 if floating else INT8
+    kind = Activation(grid) if input_scale is None else Activation(grid, granularity="tensor", dynamic=False)
+    codes, scale = activation_codes(x, kind, input_scale)
+    return codes.to(_narrow(floating)), scale.float().view(-1).expand(x.shape[0]).contiguous()
+
+
+@quantize_tokens.register_fake
+def _(x: Tensor, input_scale: Tensor | None, floating: bool) -> tuple[Tensor, Tensor]:
+    del input_scale
+    return torch.empty_like(x, dtype=_narrow(floating)), x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+def _narrow(floating: bool) -> torch.dtype:
+    return torch.float8_e4m3fn if floating else torch.int8
+
+
+@torch.library.custom_op("compress_llm::round_inputs", mutates_args=())
+def round_inputs(x: Tensor, given: Tensor | None, grid: str, group: int, coded: bool) -> Tensor:
+    """x [M, in] rounded to codes and back: see `triton_round.quantize`."""
+    from .triton_round import quantize
+
+    early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    return quantize(x.contiguous(), grid, group, coded, given, early)
+
+
+@round_inputs.register_fake
+def _(x: Tensor, given: Tensor | None, grid: str, group: int, coded: bool) -> Tensor:
+    del given, grid, group, coded
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def inputs(
+    x: Tensor, weight: Arranged, activation: Activation | None = None, input_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """What `product` with `weight` takes for inputs x [M, in] that are quantised as `activation` says.
+
+    Codes and float32 scales of tokens where the weight is for 8-bit activations, which are scaled by what is found in
+    each token or all by `input_scale` [1]; else `x` as rounded, and None.
+    """
+    if weight.narrow:
+        return torch.ops.compress_llm.quantize_tokens(x, input_scale, weight.floating)
+    if activation is None:
+        return x, None
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and activation.granularity != "tensor":
+        kind = (activation.grid.name, activation.group_size or 0, activation.scale_grid is not None)
+        return torch.ops.compress_llm.round_inputs(x, input_scale, *kind), None
+    return quantize_activation(x, activation, input_scale), None
+
+
+def apply(
+    x: Tensor,
+    weight: Arranged,
+    bias: Tensor | None,
+    activation: Activation | None = None,
+    input_scale: Tensor | None = None,
+) -> Tensor:
+    """x [..., in] weight^T + bias for any kind of weight in fragment order: [..., out] in the dtype of `x`.
+
+    `activation` and `input_scale` are as for `inputs`.
+    """
+    flat, token_scale = inputs(x.reshape(-1, x.shape[-1]), weight, activation, input_scale)
+    if weight.narrow:
+        y = torch.ops.compress_llm.narrow_linear(flat, token_scale, weight.codes, weight.factors, bias, x.dtype)
+    else:
+        kind = (weight.bits, weight.group, weight.out_features, weight.floating)
+        y = torch.ops.compress_llm.linear(flat, *weight.tensors, bias, *kind)
+    return y.view(*x.shape[:-1], weight.out_features)

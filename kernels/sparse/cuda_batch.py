@@ -1,0 +1,78 @@
+"""Launches batch.cu: more tokens than decode.cu takes, a few dozen at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..cuda import driver
+from ..cuda.arrivals import arrivals
+from . import cuda_source
+from .layout import Bitmap
+
+TILES = (16, 32, 48, 64)
+"""Tokens that a block may take."""
+_BANDS = 4  # to a group of warps
+_MOST_DYNAMIC = (227 << 10) - 2048  # bytes of shared memory a block may ask for beside what the kernel declares
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """How batch.cu is specialised; its header says what the names mean."""
+
+    tokens: int
+    ways: int
+    slots: int
+
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: rings, x of two groups of inputs for each way, sums on their way."""
+        return self.ways * (4 * cuda_source.RING_BYTES + 2 * self.tokens * 128) + self.slots * self.tokens * 256
+
+    def grid(self, weight: Bitmap, tokens: int) -> tuple[int, int]:
+        """(blocks along rows and K, tiles of tokens)."""
+        bands = weight.streams // weight.cut.warps
+        return -(-bands // _BANDS) * self.slices(weight), -(-tokens // self.tokens)
+
+    def slices(self, weight: Bitmap) -> int:
+        """Parts of K."""
+        return -(-weight.cut.warps // self.ways)
+
+
+def configuration(weight: Bitmap, tokens: int) -> BatchConfig:
+    """As few tiles of tokens as can be, no larger than they must; as many sums on their way as there is room for."""
+    tiles = -(-tokens // TILES[-1])
+    tile = next(size for size in TILES if -(-tokens // tiles) <= size)
+    ways = min(4, weight.cut.warps)
+    two = BatchConfig(tile, ways, 2)
+    return two if two.shared_bytes() <= _MOST_DYNAMIC else BatchConfig(tile, ways, 1)
+
+
+def macros(weight: Bitmap, config: BatchConfig) -> dict[str, int]:
+    """What batch.cu is specialised by."""
+    return cuda_source.variant(weight) | {"TOKENS": config.tokens, "WAYS": config.ways, "SLOTS": config.slots}
+
+
+def batch(x: Tensor, weight: Bitmap, y: Tensor, config: BatchConfig, bias: Tensor | None, pdl: bool) -> None:
+    """y [M, out] = x [M, in] weight^T (+ bias), all of one dtype.
+
+    Rows of `x` are contiguous, 16-byte aligned and a multiple of 16 bytes long.
+    """
+    grid, slices = config.grid(weight, x.shape[0]), config.slices(weight)
+    workspace = counters = None
+    if slices > 1:
+        tile = weight.cut.tiles * config.tokens * 64  # floats of a block's result
+        workspace = torch.empty(grid[0] * grid[1] * tile, dtype=torch.float32, device=x.device)
+        counters = arrivals(x.device, grid[0] // slices * grid[1])
+    shared = config.shared_bytes()
+    arguments = [
+        driver.pointer(x),
+        cuda_source.weights(weight),
+        cuda_source.output(y, bias),
+        driver.pointer(workspace),
+        driver.pointer(counters),
+        cuda_source.picks(),
+    ]
+    shape = driver.Shape(grid, config.ways * 128, shared)
+    cuda_source.kernel("batch", macros(weight, config), shared).launch(shape, arguments, pdl)

@@ -1,0 +1,49 @@
+"""Launches decode.cu (a handful of tokens) and unpack.cu (the dense weight, for many)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..cuda import driver
+from . import cuda_source
+from .layout import Bitmap
+
+MOST_TOKENS = 16
+
+
+def macros(weight: Bitmap, tokens: int) -> dict[str, int]:
+    """What decode.cu is specialised by for `tokens` tokens."""
+    return cuda_source.variant(weight) | {"NT": -(-tokens // 8)}
+
+
+def shared_bytes(weight: Bitmap, tokens: int) -> int:
+    """Dynamic shared memory of a block: the rings, later the warps' sums."""
+    cut = weight.cut
+    return max(cut.warps * cuda_source.RING_BYTES, cut.tiles * cut.warps * -(-tokens // 8) * 512)
+
+
+def decode(x: Tensor, weight: Bitmap, y: Tensor, bias: Tensor | None, pdl: bool) -> None:
+    """y [M, out] = x [M, in] weight^T (+ bias), all of one dtype; M is at most 16.
+
+    Rows of `x` are contiguous, 16-byte aligned and a multiple of 16 bytes long.
+    """
+    shared = shared_bytes(weight, x.shape[0])
+    shape = driver.Shape((weight.streams // weight.cut.warps, 1), weight.cut.warps * 32, shared)
+    arguments = [
+        driver.pointer(x),
+        cuda_source.weights(weight),
+        cuda_source.output(y, bias),
+        cuda_source.picks(),
+    ]
+    cuda_source.kernel("decode", macros(weight, x.shape[0]), shared).launch(shape, arguments, pdl)
+
+
+def unpack(weight: Bitmap, pdl: bool) -> Tensor:
+    """The dense weight [out, in]."""
+    dense = torch.empty(weight.out_features, weight.in_features, dtype=weight.values.dtype, device=weight.values.device)
+    shared = weight.cut.warps * cuda_source.RING_BYTES
+    shape = driver.Shape((weight.streams // weight.cut.warps, 1), weight.cut.warps * 32, shared)
+    arguments = [cuda_source.weights(weight), driver.pointer(dense), cuda_source.picks()]
+    cuda_source.kernel("unpack", cuda_source.variant(weight), shared).launch(shape, arguments, pdl)
+    return dense

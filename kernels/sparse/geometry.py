@@ -1,0 +1,105 @@
+"""How a sparse weight is cut into streams, each what one warp of the decode kernel reads from beginning to end.
+
+The cut decides how many warps a GPU can keep busy and which sums a warp holds, so it is chosen once, when a weight is
+brought into the layout, from its shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROWS, INPUTS = 16, 64
+"""Of a step: what a warp decodes at once."""
+PAIR = 2  # row tiles whose steps take turns, so that they share x
+MOST_WARPS, MOST_TILES = 16, 8
+LEAST_STEPS = 8  # shorter streams are padded too much: every one ends at a whole row for all of its lanes
+PROCESSORS = 132  # of an H100 or H200
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """`warps` streams side by side cover the inputs; a stream has `tiles` row tiles times `groups` groups of 64 inputs.
+
+    Its steps go through two row tiles at a time (the last one alone where `tiles` is odd): all groups of these, tile by
+    tile within a group; then the next two. A *block* is `unroll` (1 or 2) groups of two row tiles: at most four steps.
+    """
+
+    warps: int
+    groups: int
+    tiles: int
+    unroll: int
+
+    @property
+    def steps(self) -> int:
+        """Steps of a stream."""
+        return self.tiles * self.groups
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a stream."""
+        return -(-self.tiles // PAIR) * self.groups // self.unroll
+
+    @property
+    def rows(self) -> int:
+        """Rows that a stream covers."""
+        return self.tiles * ROWS
+
+    @property
+    def inputs(self) -> int:
+        """Inputs that all streams of the same rows cover, padding included."""
+        return self.warps * self.groups * INPUTS
+
+    def bands(self, out_features: int) -> int:
+        """How many times `rows` rows the weight has."""
+        return -(-out_features // self.rows)
+
+    def order(self) -> list[tuple[int, int]]:
+        """(row tile, group) of each step."""
+        return [
+            (tile, group)
+            for first in range(0, self.tiles, PAIR)
+            for group in range(self.groups)
+            for tile in range(first, min(first + PAIR, self.tiles))
+        ]
+
+    def slots(self) -> list[int]:
+        """Where the table byte of each step is: four bytes a block, its steps in order, the rest unused."""
+        return [
+            block * 4 + step
+            for block in range(self.blocks)
+            for step in range(self.unroll * min(PAIR, self.tiles - block * self.unroll // self.groups * PAIR))
+        ]
+
+    def numbers(self) -> list[int]:
+        """The four numbers, for an operator's arguments."""
+        return [self.warps, self.groups, self.tiles, self.unroll]
+
+
+def geometry(out_features: int, in_features: int) -> Geometry:
+    """The cut for a weight of that shape.
+
+    As many row tiles that all processors get the same; as many warps as there are, unless fewer leave much less padding
+    or streams would be too short; and two groups a block where that does not make the kernel's code long.
+    """
+    row_tiles, groups = -(-out_features // ROWS), -(-in_features // INPUTS)
+    tiles = min(range(1, MOST_TILES + 1), key=lambda tiles: (_rounds(row_tiles, tiles) * tiles, -tiles))
+    most = min(MOST_WARPS, max(1, groups * tiles // LEAST_STEPS))
+    warps = min(range(1, most + 1), key=lambda warps: _inputs_cost(groups, warps))
+    own = -(-groups // warps)
+    return Geometry(warps, own, tiles, 2 if own % 2 == 0 and tiles <= 4 else 1)
+
+
+def _inputs_cost(groups: int, warps: int) -> tuple[float, int]:
+    padded = -(-groups // warps) * warps / groups
+    return padded * (1 + 0.02 * (MOST_WARPS - warps)), -warps
+
+
+def _rounds(row_tiles: int, tiles: int) -> int:
+    return -(-row_tiles // (tiles * PROCESSORS))
+
+
+def read(numbers: Sequence[int]) -> Geometry:
+    """`Geometry.numbers` backwards."""
+    warps, groups, tiles, unroll = numbers
+    return Geometry(warps, groups, tiles, unroll)

@@ -1,0 +1,35 @@
+"""Which kernel takes how many tokens, and why: measured, by device, in `routes.json`.
+
+Up to `decode` tokens the weights stream through decode.cu, up to `batch` through batch.cu; beyond, expanding them once
+and one dense product is faster.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from .cuda_decode import MOST_TOKENS
+
+_TABLE = Path(__file__).with_name("routes.json")
+NAMES = ("decode", "batch", "dense")
+
+
+@dataclass(frozen=True)
+class Routes:
+    """The most tokens of each kernel."""
+
+    decode: int = MOST_TOKENS
+    batch: int = 128
+
+    def name(self, tokens: int) -> str:
+        """The route of a product with that many tokens."""
+        return "decode" if tokens <= self.decode else "batch" if tokens <= self.batch else "dense"
+
+
+@cache
+def routes(device: str) -> Routes:
+    """The routes on the device of that name: measured there, or else those of an H200."""
+    return Routes(**json.loads(_TABLE.read_text(encoding="utf-8")).get(device, {}))

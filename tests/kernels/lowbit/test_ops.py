@@ -1,0 +1,70 @@
+"""The operators: what fakes promise is what comes, and compiled code gives what eager code gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compress_llm.formats.float_grids import E2M1, E8M0
+from compress_llm.formats.grids import INT8
+from compress_llm.formats.scheme import Activation
+from compress_llm.kernels.activations import activation_codes, quantize_activation
+from compress_llm.kernels.lowbit import ops
+
+
+def test_operators_keep_their_promises(sample) -> None:
+    weight = sample(72, 96, 4, 32, "int").arranged
+    x = torch.randn(3, 96).half()
+    given = (x, *weight.tensors, torch.ones(72).half(), 4, 32, 72, False)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.compress_llm.linear, given, test_utils=checks)
+    narrow = sample(72, 96, 8, 0, narrow=True).arranged
+    codes, scale = ops.quantize_tokens(x, None, False)
+    torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, False), test_utils=checks)
+    given = (codes, scale, narrow.codes, narrow.factors, None, torch.float16)
+    torch.library.opcheck(torch.ops.compress_llm.narrow_linear, given, test_utils=checks)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("static", [None, 0.05])
+def test_any_number_of_dimensions(sample, error, narrow, static) -> None:
+    weight = sample(72, 96, 8 if narrow else 4, 0 if narrow else 32, narrow=narrow)
+    x, scale = torch.randn(2, 3, 96).half(), None if static is None else torch.tensor([static]).half()
+    y = ops.apply(x, weight.arranged, None, None, scale)
+    assert y.shape == (2, 3, 72)
+    seen = x.double()
+    if narrow:
+        kind = Activation(INT8) if static is None else Activation(INT8, granularity="tensor", dynamic=False)
+        codes, unit = activation_codes(x, kind, scale)
+        seen = codes.double() * unit.double()
+    assert error(y, seen @ weight.exact.T) < 1e-3
+
+
+def test_floating_point_operators_keep_their_promises(float_sample) -> None:
+    weight, narrow = float_sample("nvfp4", 72, 128).arranged, float_sample("narrow", 72, 128).arranged
+    x, checks = torch.randn(3, 128).half(), ("test_schema", "test_faketensor")
+    given = (x, *weight.tensors, None, 4, 16, 72, True)
+    torch.library.opcheck(torch.ops.compress_llm.linear, given, test_utils=checks)
+    torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, True), test_utils=checks[1:])
+    torch.library.opcheck(torch.ops.compress_llm.round_inputs, (x, None, "e2m1", 32, True), test_utils=checks)
+    given = (*ops.quantize_tokens(x, None, True), narrow.codes, narrow.factors, None, torch.float16)
+    torch.library.opcheck(
+        torch.ops.compress_llm.narrow_linear, given, test_utils=checks[1:]
+    )  # compares no 8-bit floats
+
+
+@pytest.mark.parametrize("activation", [None, Activation(E2M1, "group", group_size=32, scale_grid=E8M0)])
+def test_inputs_of_16_bits_are_rounded_first(float_sample, error, activation) -> None:
+    weight, x = float_sample("mxfp4", 72, 128), torch.randn(5, 128).half()
+    seen = x if activation is None else quantize_activation(x, activation)
+    assert error(ops.apply(x, weight.arranged, None, activation), seen.double() @ weight.exact.T) < 1e-3
+
+
+def test_compiled_without_a_break(sample) -> None:
+    weight = sample(72, 96, 4, 32).arranged
+
+    def twice(x):
+        return ops.apply(x, weight, None) * 2
+
+    x = torch.randn(3, 96).half()
+    assert torch.equal(torch.compile(twice, backend="aot_eager", fullgraph=True)(x), twice(x))

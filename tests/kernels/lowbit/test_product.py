@@ -1,0 +1,169 @@
+"""The product in every implementation there is here, against float64 and against itself."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+
+from compress_llm.formats.errors import InputError
+from compress_llm.kernels.cuda.arrivals import arrivals
+from compress_llm.kernels.lowbit import configs, cuda_decode, cuda_gemm, product, triton_gemm, triton_narrow
+from compress_llm.kernels.lowbit.cuda_decode import DecodeConfig
+from compress_llm.kernels.lowbit.cuda_gemm import GemmConfig
+from compress_llm.kernels.registry import Pick
+
+gpu = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs an H100 or H200"
+)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_reference(sample, error, device, narrow) -> None:
+    weight = sample(72, 160, 8 if narrow else 4, 0 if narrow else 32, device=device, narrow=narrow)
+    x = torch.randn(2, 160, generator=torch.Generator().manual_seed(0)).half()
+    token_scale, bias = None, torch.ones(72, dtype=torch.float16, device=device)
+    if narrow:
+        x, token_scale = (x * 30).to(torch.int8), torch.tensor([0.1, 0.2])
+    exact = x.double() @ weight.exact.T * (1 if token_scale is None else token_scale.double()[:, None]) + 1
+    scale = None if token_scale is None else token_scale.to(device)
+    y = product.product(x.to(device), weight.arranged, bias, scale, torch.float16, "reference")
+    assert error(y, exact) < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp8", "fp8", "narrow"])
+def test_reference_of_floating_point_weights(float_sample, error, device, kind) -> None:
+    weight = float_sample(kind, 72, 192, device)
+    x = torch.randn(2, 192, generator=torch.Generator().manual_seed(0)).half()
+    token_scale = None
+    if kind == "narrow":
+        x, token_scale = (x * 30).to(torch.float8_e4m3fn), torch.tensor([0.1, 0.2])
+    exact = x.double() @ weight.exact.T * (1 if token_scale is None else token_scale.double()[:, None])
+    scale = None if token_scale is None else token_scale.to(device)
+    assert error(product.product(x.to(device), weight.arranged, None, scale, torch.float16, "reference"), exact) < 1e-3
+
+
+def test_each_pick_reaches_its_implementation(sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(product, "decode", lambda *given: seen.append(("decode", given[3])))
+    monkeypatch.setattr(product, "gemm", lambda *given: seen.append(("gemm", given[3], given[6] is None)))
+    monkeypatch.setattr(triton_gemm, "gemm", lambda *given: seen.append("triton"))
+    monkeypatch.setattr(triton_narrow, "gemm", lambda *given: seen.append("triton int8"))
+    monkeypatch.setattr(torch.cuda, "device", lambda place: nullcontext())
+    configs = {1: DecodeConfig(), 64: GemmConfig()}
+    monkeypatch.setattr(product, "configuration", lambda weight, tokens, place: configs[tokens])
+    name = "cuda"
+    monkeypatch.setattr(product, "picked", lambda *given: Pick(name, ""))
+    weight, narrow = sample(64, 128).arranged, sample(64, 128, 8, 0, narrow=True).arranged
+    for tokens in (1, 64):
+        product.product(torch.zeros(tokens, 128).half(), weight, None, None, torch.float16)
+    name = "triton"
+    product.product(torch.zeros(1, 128).half(), weight, None, None, torch.float16)
+    product.product(torch.zeros(1, 128, dtype=torch.int8), narrow, None, torch.ones(1), torch.float16)
+    assert seen == [("decode", configs[1]), ("gemm", configs[64], True), "triton", "triton int8"]
+    with pytest.raises(InputError, match="arranged for torch.float16"):
+        product.product(torch.zeros(1, 128).bfloat16(), weight, None, None, torch.bfloat16)
+
+
+def test_no_tokens_is_no_work(sample) -> None:
+    y = product.product(torch.zeros(0, 128).half(), sample(64, 128).arranged, None, None, torch.float16)
+    assert y.shape == (0, 64)
+
+
+@gpu
+@pytest.mark.parametrize("group", [32, 64, 128, 0])
+@pytest.mark.parametrize("zero", [None, "int", "float"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_cuda_on_odd_shapes(sample, error, device, group, zero, dtype, bits) -> None:
+    rows, columns = (1096, 1152) if group == 128 else (1096, 1088)
+    weight = sample(rows, columns, bits, group, zero, dtype, device)
+    dense = weight.exact.to(dtype).to(device)
+    bias = torch.randn(rows, device=device, dtype=dtype)
+    for tokens in (1, 3, 8, 16, 17, 64, 100, 300):
+        x = torch.randn(tokens, columns, device=device, dtype=dtype)
+        exact = x.double().cpu() @ weight.exact.T + bias.double().cpu()
+        y, again = (product.product(x, weight.arranged, bias, None, dtype, "cuda") for _ in range(2))
+        assert torch.equal(y, again)
+        assert error(y, exact) < 1.5 * error(torch.nn.functional.linear(x, dense, bias), exact)
+
+
+@gpu
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "mxfp8", "fp8"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cuda_on_floating_point_weights(float_sample, error, device, kind, dtype) -> None:
+    weight = float_sample(kind, 1096, 1088, device)
+    dense = weight.exact.to(dtype).to(device)
+    bias = torch.randn(1096, device=device, dtype=dtype)
+    for tokens in (1, 3, 8, 16, 17, 64, 100, 300):
+        x = torch.randn(tokens, 1088, device=device, dtype=dtype)
+        exact = x.double().cpu() @ weight.exact.T + bias.double().cpu()
+        y, again = (product.product(x, weight.arranged, bias, None, dtype, "cuda") for _ in range(2))
+        assert torch.equal(y, again)
+        assert error(y, exact) < 1.5 * error(torch.nn.functional.linear(x, dense, bias), exact)
+
+
+@gpu
+@pytest.mark.parametrize("tokens", [1, 17, 100, 300])
+@pytest.mark.parametrize("exact", [0, 1])
+def test_cuda_fp8(float_sample, error, device, tokens, exact) -> None:
+    weight = float_sample("narrow", 1096, 1088, device)
+    x = (torch.randn(tokens, 1088, device=device) * 50).to(torch.float8_e4m3fn)
+    scale, y = torch.rand(tokens, device=device) + 0.5, torch.empty(tokens, 1096, device=device).bfloat16()
+    config = replace(configs.reasoned(weight.arranged, tokens, 132), exact=exact)
+    product.run(x, weight.arranged, y, config, None, scale)
+    wanted = x.double().cpu() @ weight.exact.T * scale.double().cpu()[:, None]
+    assert error(y, wanted) < (1.5 if exact else 4) * error(wanted.bfloat16(), wanted)
+
+
+@gpu
+@pytest.mark.parametrize("exact", [0, 1])
+@pytest.mark.parametrize(
+    "shape", [{"tokens": 256, "pair": 2}, {"tokens": 64, "depth": 2, "splits": 2}, {"tokens": 32, "ways": 2}]
+)
+def test_cuda_fp8_in_parts(float_sample, error, device, shape, exact) -> None:
+    weight = float_sample("narrow", 1096, 1088, device)
+    x = (torch.randn(300, 1088, device=device) * 50).to(torch.float8_e4m3fn)
+    scale, y = torch.rand(300, device=device) + 0.5, torch.empty(300, 1096, device=device).bfloat16()
+    product.run(x, weight.arranged, y, GemmConfig(exact=exact, **shape), None, scale)
+    wanted = x.double().cpu() @ weight.exact.T * scale.double().cpu()[:, None]
+    assert error(y, wanted) < (1.5 if exact else 4) * error(wanted.bfloat16(), wanted)
+
+
+@gpu
+@pytest.mark.parametrize("tokens", [1, 17, 100, 300])
+def test_cuda_int8(sample, error, device, tokens) -> None:
+    weight = sample(1096, 1088, 8, 0, device=device, narrow=True)
+    x = torch.randint(-128, 128, (tokens, 1088), dtype=torch.int8, device=device)
+    scale = torch.rand(tokens, device=device) + 0.5
+    y = product.product(x, weight.arranged, None, scale, torch.float16, "cuda")
+    assert error(y, x.double().cpu() @ weight.exact.T * scale.double().cpu()[:, None]) < 3e-4
+
+
+@gpu
+@pytest.mark.parametrize("counted", [0, 1])
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("grid", [132, 8])  # few blocks: many rounds, of one block of inputs a warp
+def test_decode_both_ways(sample, error, device, counted, cluster, grid) -> None:
+    weight = sample(1096, 1088, 4, 64, "int", device=device)
+    config = DecodeConfig(pairs=2, depth=3, cluster=cluster, counted=counted, grid=grid)
+    for tokens in (1, 7, 16):
+        x, y = torch.randn(tokens, 1088, device=device).half(), torch.empty(tokens, 1096, device=device).half()
+        cuda_decode.decode(x, weight.arranged, y, config, None, False)
+        assert error(y, x.double().cpu() @ weight.exact.T) < 2e-3
+
+
+@gpu
+@pytest.mark.parametrize(
+    "shape", [{"splits": 3}, {"pair": 2}, {"depth": 2, "splits": 2}, {"ways": 2}, {"tail": 3, "splits": 2}]
+)
+def test_gemm_in_parts(sample, error, device, shape) -> None:
+    weight = sample(1096, 1088, 4, 64, "int", device=device)
+    x, y = torch.randn(100, 1088, device=device).half(), torch.empty(100, 1096, device=device).half()
+    config = GemmConfig(tokens=64, **shape)
+    counters = arrivals(device, max(1, config.counters(weight.arranged, 100)))
+    cuda_gemm.gemm(x, weight.arranged, y, config, None, None, counters, False)
+    assert error(y, x.double().cpu() @ weight.exact.T) < 2e-3
+    assert counters.count_nonzero() == 0

@@ -1,0 +1,30 @@
+"""Activations rounded in one kernel are those of the reference, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compress_llm.formats.scheme import SCHEMES
+from compress_llm.kernels.activations import quantize_activation
+from compress_llm.kernels.lowbit.triton_round import quantize
+
+DTYPES = (torch.float16, torch.bfloat16)
+NAMES = ("NVFP4", "MXFP4", "MXFP8", "W4A8", "W4AFP8", "W8A8_BLOCK", "FP8_BLOCK")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_reference_agrees(device, name: str, dtype: torch.dtype) -> None:
+    activation = SCHEMES[name].activation
+    x = torch.randn(6, 384, generator=torch.Generator().manual_seed(0))
+    x[1] *= 1000
+    x[2] = 0
+    x[3] = torch.linspace(-7, 7, 384)  # every half between two codes
+    x[4] = torch.exp2(torch.linspace(-14, 3, 384))
+    x[5, 32:] = 0
+    x, given = x.to(device, dtype), None
+    if activation.global_scale:
+        given = torch.tensor([64.0], device=device)
+    kind = (activation.grid.name, activation.group_size or 0, activation.scale_grid is not None)
+    assert torch.equal(quantize(x, *kind, given), quantize_activation(x, activation, given))

@@ -1,0 +1,85 @@
+"""What the launchers ask for: macros, shapes, shared memory; and that every source compiles where NVRTC is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compress_llm.kernels.cuda import driver, nvrtc
+from compress_llm.kernels.sparse import cuda_batch, cuda_decode, cuda_source
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is not installed")
+def test_sources_compile(sample, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(nvrtc.CACHE_VARIABLE, str(tmp_path))
+    odd = sample(72, 192, dtype=torch.float16, cut=(2, 2, 3, 2)).arranged
+    single = sample(72, 192, cut=(1, 3, 1, 1)).arranged
+    sources = [("decode", cuda_decode.macros(odd, 16)), ("unpack", cuda_source.variant(single))]
+    sources += [("batch", cuda_batch.macros(single, cuda_batch.configuration(single, tokens))) for tokens in (20, 64)]
+    for name, macros in sources:
+        assert cuda_source.cubin(name, macros, "sm_90a")[:4] == b"\x7fELF"
+
+
+def test_macros_say_how_a_weight_is_cut(sample) -> None:
+    weight = sample(200, 328, dtype=torch.float16, cut=(2, 3, 3, 1)).arranged
+    assert cuda_source.variant(weight) == {
+        "WARPS": 2,
+        "GROUPS": 3,
+        "TILES": 3,
+        "UNROLL": 1,
+        "HEAD": weight.head,
+        "RING": 4,
+        "HALF": 1,
+        "EXACT": 0,
+    }
+    assert cuda_source.variant(sample(200, 384, cut=(2, 3, 3, 1)).arranged)["EXACT"] == 1
+
+
+class Launches:
+    """Stands in for compiled kernels."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shapes: list[driver.Shape] = []
+        self.sizes: list[list[int]] = []
+        self.counters: list[int] = []
+        monkeypatch.setattr(cuda_source, "kernel", lambda name, macros, shared: self)
+        monkeypatch.setattr(cuda_batch, "arrivals", lambda device, count: self.counters.append(count))
+
+    def launch(self, shape, arguments, early) -> None:
+        self.shapes.append(shape)
+        self.sizes.append([len(bytes(argument)) for argument in arguments])
+
+
+def test_decode_launches(sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Launches(monkeypatch)
+    weight = sample(200, 328, cut=(2, 3, 3, 1)).arranged
+    cuda_decode.decode(torch.zeros(3, 328).bfloat16(), weight, torch.zeros(3, 200).bfloat16(), None, True)
+    assert cuda_decode.unpack(weight, True).shape == (200, 328)
+    assert seen.shapes == [driver.Shape((5, 1), 64, 2 * 8448)] * 2
+    assert seen.sizes == [[8, 48, 24, 24], [48, 8, 24]]
+
+
+def test_sums_may_need_more_memory_than_rings(sample) -> None:
+    weight = sample(200, 320, cut=(1, 5, 8, 1)).arranged
+    assert cuda_decode.shared_bytes(weight, 1) == 8448
+    assert cuda_decode.shared_bytes(weight, 16) == max(8448, 8 * 2 * 512)
+
+
+def test_batch_launches(sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Launches(monkeypatch)
+    weight = sample(500, 328, cut=(6, 1, 3, 1)).arranged  # 11 bands
+    x, y = torch.zeros(70, 328).bfloat16(), torch.zeros(70, 500).bfloat16()
+    config = cuda_batch.configuration(weight, 70)
+    cuda_batch.batch(x, weight, y, config, None, True)
+    assert config == cuda_batch.BatchConfig(48, 4, 2)
+    assert seen.shapes == [driver.Shape((3 * 2, 2), 512, config.shared_bytes())]
+    assert seen.counters == [3 * 2]
+    assert seen.sizes == [[8, 48, 24, 8, 8, 24]]
+
+
+@pytest.mark.parametrize(("tokens", "tile", "slots"), [(1, 16, 2), (32, 32, 2), (48, 48, 2), (64, 64, 1), (100, 64, 1)])
+def test_configurations_fit(sample, tokens, tile, slots) -> None:
+    weight = sample(200, 328, cut=(6, 1, 3, 1)).arranged
+    config = cuda_batch.configuration(weight, tokens)
+    assert config == cuda_batch.BatchConfig(tile, 4, slots)
+    assert config.shared_bytes() + 2048 <= 227 << 10
