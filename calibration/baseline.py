@@ -66,7 +66,7 @@ def check_writable(file: Path) -> None:
     folder = file.absolute().parent
     if not folder.is_dir():
         raise InputError(f"--write-baseline {file}", f"{folder} is not a directory", "make it first")
-    if file.is_dir() or not os.access(folder, os.W_OK):
+    if (file.exists() and not file.is_file()) or not os.access(folder, os.W_OK):
         raise InputError(f"--write-baseline {file}", "no file can be written there", "choose another place")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command("bench", cls=options.Command)
 @click.argument("directory", metavar="[DIR]", required=False)
 @click.option(
-    "--scheme", "scheme_names", multiple=True, default=["W4A16"], show_default=True, help="Without DIR; repeatable."
+    "--scheme", "scheme_names", multiple=True, help="Without DIR: what to measure; repeatable.  [default: W4A16]"
 )
 @click.option("--group-size", metavar="N|channel", help="Without DIR: inputs that share a scale.")
 @click.option("--shape", "shapes", multiple=True, metavar="OUTxIN", help="Without DIR: sizes of weights; repeatable.")

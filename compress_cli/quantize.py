@@ -45,7 +45,7 @@ WORST = 8
 @click.option("--max-memory", metavar="SIZE", help="Refuse to start when more is needed, for example 4GiB.")
 @click.option("--resume", is_flag=True, help="Go on after the last finished block of a stopped run.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT once the new one stands.")
-@click.option("--dry-run", is_flag=True, help="Show the plan with exact sizes; write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and its sizes; write nothing.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @options.reporting
 def command(

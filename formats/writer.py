@@ -185,6 +185,9 @@ def check_out(out: Path, overwrite: bool, source: Path | None = None) -> None:
             raise InputError(
                 key, f"it and the source {source} lie in one another", "name a directory beside the source"
             )
+    above = next(parent for parent in out.absolute().parents if os.path.lexists(parent))
+    if not above.is_dir():
+        raise InputError(key, f"{above} is not a directory", "name another place")
     if not os.path.lexists(out):
         return
     if not out.is_dir() or out.is_symlink():

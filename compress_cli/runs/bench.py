@@ -28,6 +28,7 @@ from .stored import packed_linear, schemes
 from .timing import limits
 from .tune import Tuned, tune
 
+DEFAULT_SCHEMES = ("W4A16",)
 GPU_SHAPES = ("14336x4096", "4096x14336", "8192x8192")
 CPU_SHAPES = ("1024x1024",)
 GPU_TOKENS, CPU_TOKENS = (1, 4, 8, 16, 32, 64, 256, 1024, 4096), (1, 16)
@@ -50,7 +51,7 @@ def bench(
     directory: str | Path | None = None,
     *,
     reference: str | None = None,
-    scheme_names: Sequence[str] = ("W4A16",),
+    scheme_names: Sequence[str] = (),
     group_size: int | Literal["channel"] | None = None,
     shapes: Sequence[str] = (),
     tokens: Sequence[int] = (),
@@ -66,7 +67,7 @@ def bench(
     place = pick_device(device)
     on_gpu = place.type == "cuda"
     if directory is None:
-        named = [scheme(name) for name in scheme_names]
+        named = [scheme(name) for name in scheme_names or DEFAULT_SCHEMES]
         sized = named if group_size is None else [row.with_group(group_size) for row in named]
         for row in sized:
             if (reason := misfit(row)) is not None and not fits(row):
@@ -75,6 +76,9 @@ def bench(
         if reference is not None:
             raise InputError("--reference", "nothing to compare it with", "name the packed directory too")
     else:
+        for flag, given in (("--scheme", scheme_names), ("--group-size", group_size), ("--shape", shapes)):
+            if given:
+                raise InputError(flag, f"the linears of {directory} say it", f"leave out {flag} or the directory")
         kinds = kinds_of(Checkpoint.open(resolve(str(directory))))
     counts = tuple(tokens) or (GPU_TOKENS if on_gpu else CPU_TOKENS)
     can = limits(place)

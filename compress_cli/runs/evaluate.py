@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PROTOCOL = "plain"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+_TELLING = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers")
 BOOKS_NOTE = (
     "this model knows books, not Wikipedia: on the embedded text its perplexity is far above the thirties it has on "
     "books and tells little; the figure to read here is the KL to the original (--reference)"
@@ -186,7 +187,7 @@ def _prepare(
         subject=gate.Subject(cut.record, identity, len(perplexity.first(cut.windows, limit))),
         device=place,
         dtype=_dtype(dtype, place, config),
-        notes=(BOOKS_NOTE,) if _is_book_model_on_wiki(corpus, identity) else (),
+        notes=(BOOKS_NOTE,) if _is_book_model_on_wiki(corpus, identity, config) else (),
     )
 
 
@@ -290,8 +291,11 @@ def _dtype(name: str | None, device: torch.device, config: PretrainedConfig) -> 
     return own if device.type == "cuda" and isinstance(own, torch.dtype) else torch.float32
 
 
-def _is_book_model_on_wiki(corpus: Corpus, identity: str) -> bool:
-    """Whether the embedded model, or one made from it, meets the embedded text. Told by the tokenizer."""
+def _is_book_model_on_wiki(corpus: Corpus, identity: str, config: PretrainedConfig) -> bool:
+    """Whether the embedded model, or one made from it, meets the embedded text. Told by the tokenizer and the sizes."""
     if corpus.sha256 != read_source(EMBEDDED, "test").sha256:
+        return False
+    own = read_config(embedded.model_path())
+    if any(getattr(config, name, None) != getattr(own, name) for name in _TELLING):
         return False
     return identity == tokenizer_sha256(load_tokenizer(embedded.model_path()))

@@ -69,7 +69,7 @@ def prepare(
     methods = chain(recipe)
     plan = make_plan(recipe, checkpoint, methods.fitted)
     schemes = {layer.scheme for layer in plan.quantized if layer.scheme is not None}
-    check_fit(methods, schemes)
+    check_fit(methods, schemes, recipe)
     check_modules(plan, trust_remote_code)
     calibrated = bool(fields_wanted(methods, schemes)) or recipe.dataset is not None
     estimate = peak_memory_estimate(plan, calibrated)

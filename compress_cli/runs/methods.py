@@ -172,6 +172,8 @@ def _checked_names(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _check_order(names: tuple[str, ...], flag: str) -> None:
+    if len(set(names)) != len(names):
+        raise InputError(flag, "names a method twice", "name each once")
     turns, prunes = ([name for name in names if name in table] for table in (ROTATIONS, SPARSIFIERS))
     if turns and prunes:
         cause = f"{turns[0]} changes the basis that {prunes[0]} drops weights in, and sparse linears run in their own"
@@ -183,8 +185,6 @@ def _check_order(names: tuple[str, ...], flag: str) -> None:
             raise InputError(flag, f"{name} chooses among weights that {then} rescales", f"put {then} first")
         if name in ROTATIONS and then not in ROUNDINGS:
             raise InputError(flag, f"{name} changes the basis that {then} works in", f"put {then} first")
-    if len(set(names)) != len(names):
-        raise InputError(flag, "names a method twice", "name each once")
 
 
 def _settings(transform: Transformation, then: Rounding, recipe: Recipe) -> Mapping[str, Any]:
@@ -224,9 +224,11 @@ def _is_like(value: object, default: object) -> bool:
     return isinstance(value, type(default))
 
 
-def check_fit(methods: Chain, schemes: set[Scheme]) -> None:
+def check_fit(methods: Chain, schemes: set[Scheme], recipe: Recipe) -> None:
     """Raise InputError when a method of the chain, or its scale rule, does not work on one of the schemes."""
     _check_pruning(methods, schemes)
+    if schemes and not any(scheme.rounds for scheme in schemes):
+        _check_unrounded(recipe)
     for scheme in schemes if "scale_rule" in methods.options else ():
         if scheme.rounds:
             resolve(methods.options["scale_rule"], scheme)
@@ -241,11 +243,20 @@ def check_fit(methods: Chain, schemes: set[Scheme]) -> None:
                 raise InputError(f"--method {method.name}", f"does not fit {scheme.name}: {reason}", "choose another")
 
 
+def _check_unrounded(recipe: Recipe) -> None:
+    """Raise InputError for what only rounding has, where no scheme of the recipe rounds."""
+    asked = [f"--method {name}" for name in recipe.methods if name in ROUNDINGS]
+    asked += [f"--scale-rule {recipe.scale_rule}"] if recipe.scale_rule is not None else []
+    for flag in asked:
+        raise InputError(flag, f"scheme {recipe.scheme} rounds no weights", "leave it out")
+
+
 def _check_pruning(methods: Chain, schemes: set[Scheme]) -> None:
     sparse = [scheme for scheme in schemes if scheme.sparsity is not None]
     if sparse and methods.pruning is None:
         fix = "name one of " + ", ".join(SPARSIFIERS)
-        raise InputError(f"--method {methods.label(sparse[0])}", f"prunes nothing, as {sparse[0].name} asks for", fix)
+        names = ",".join(method.name for method in methods.all)
+        raise InputError(f"--method {names}", f"prunes nothing, as {sparse[0].name} asks for", fix)
     if methods.pruning is not None and not sparse:
         cause = "prunes, and no scheme of this recipe is sparse"
         raise InputError(f"--method {methods.pruning.sparsifier.name}", cause, "use a sparse scheme")

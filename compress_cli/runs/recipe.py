@@ -64,7 +64,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("num_samples", "seq_len", "batch_size"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} {getattr(self, name)}", "must be at least 1", "give a positive number")
+                flag = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                raise InputError(flag, "must be at least 1", "give a positive number")
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"--seed {self.seed}", "is out of range", "give a number from 0 to 2^63 - 1")
         check_group_size(self.group_size)
@@ -98,6 +99,9 @@ class Recipe:
 def resolved(name: str, symmetric: bool | None) -> Scheme:
     """The preset with the symmetry asked for."""
     row = scheme(name)
+    if symmetric is not None and not row.rounds:
+        flag = "--sym" if symmetric else "--asym"
+        raise InputError(flag, f"scheme {row.name} rounds no weights", "leave it out")
     return row if symmetric is None else row.with_symmetry(symmetric)
 
 
@@ -149,6 +153,17 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+_WORDS: dict[type, str] = {
+    str: "text",
+    float: "a number such as 0.5",
+    int: "a whole number",
+    bool: "true or false",
+    list: "a list",
+    tuple: "a list",
+    dict: "a mapping",
+}
+
+
 def _checked(data: Mapping[str, Any], kind: type, origin: str) -> dict[str, Any]:
     known = [item.name for item in fields(kind)]
     checked: dict[str, Any] = {}
@@ -162,8 +177,9 @@ def _checked(data: Mapping[str, Any], kind: type, origin: str) -> dict[str, Any]
             and types
             and (not isinstance(value, types) or (isinstance(value, bool) != (bool in types)))
         ):
-            wanted = " or ".join(kind.__name__ for kind in types)
-            raise InputError(f"{origin}: {key}", f"{value!r} is not a {wanted}", "correct the value")
+            wanted = " or ".join(_WORDS[kind] for kind in types)
+            fix = "put it in quotes" if types == (str,) else "correct the value"
+            raise InputError(f"{origin}: {key}", f"was read as {value!r}, where {wanted} belongs", fix)
         checked[name] = value
     return {name: value for name, value in checked.items() if value is not None}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,10 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pat
     check_writable(tmp_path / "new.json")
     with pytest.raises(InputError, match="not a directory"):
         check_writable(tmp_path / "none" / "b.json")
-    with pytest.raises(InputError, match="no file can be written there"):
-        check_writable(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(InputError, match="no file can be written there"):
+            check_writable(place)
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, float("nan"), float("inf")])

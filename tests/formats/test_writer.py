@@ -164,7 +164,7 @@ def test_what_may_not_be_written_is_refused_before_anything_is(tmp_path):
     refused("lie in one another", tmp_path / "source" / "packed", source=out)
     refused("not a directory", out / "config.json", overwrite=True)
     refused("not a directory", tmp_path / "source", overwrite=True)
-    refused("cannot be written", out / "config.json" / "packed")
+    refused("config.json is not a directory", out / "config.json" / "below" / "packed")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("x")
     refused("holds something that is no model", tmp_path / "home", overwrite=True)

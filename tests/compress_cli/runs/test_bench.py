@@ -70,6 +70,8 @@ def test_other_shapes_are_refused(text: str) -> None:
 def test_what_does_not_fit_together_is_said(tiny_llama: Path) -> None:
     with pytest.raises(InputError, match="name the packed directory"):
         bench(reference="embedded", device="cpu")
+    with pytest.raises(InputError, match="leave out --shape or the directory"):
+        bench(tiny_llama, shapes=["8x8"], device="cpu")
     with pytest.raises(InputError, match="no packed linears"):
         bench(tiny_llama, device="cpu")
     with pytest.raises(InputError, match="--scheme FP8_BLOCK: has no kernel to measure"):

@@ -236,3 +236,4 @@ def test_the_embedded_model_on_the_embedded_text_comes_with_a_note(
     assert result.notes == (BOOKS_NOTE,)
     assert 50 < (result.perplexity or 0) < 2000
     assert evaluate("embedded", dataset=text, limit=1, window=64).notes == ()
+    assert evaluate(pair[0], limit=1, window=64).notes == ()  # another model with the same tokenizer

@@ -56,7 +56,7 @@ def test_mistakes_are_named(recipe: Recipe, words: tuple[str, ...]) -> None:
 
 def test_a_method_that_does_not_fit_the_scheme() -> None:
     with pytest.raises(InputError, match="smoothquant: does not fit W4A16"):
-        check_fit(chain(Recipe(method="smoothquant")), {SCHEMES["W4A16"]})
+        check_fit(chain(recipe := Recipe(method="smoothquant")), {SCHEMES["W4A16"]}, recipe)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,11 @@ def test_magnitude_needs_no_text_until_something_is_fitted_or_measured() -> None
         (Recipe(scheme="SPARSE50", pattern="2:4", allocate="owl"), ("--allocate owl", "--pattern")),
         (Recipe(scheme="SPARSE50", method="wanda,magnitude"), ("two sparsifiers",)),
         (Recipe(scheme="SPARSE50", method="wanda,wanda"), ("twice",)),
+        (Recipe(method="hadamard,hadamard"), ("twice",)),
+        (Recipe(scheme="SPARSE50", method="gptq"), ("--method gptq", "prunes nothing")),
+        (Recipe(scheme="SPARSE50", method="wanda,rtn"), ("--method rtn", "rounds no weights")),
+        (Recipe(scheme="SPARSE50", scale_rule="mse"), ("--scale-rule mse", "rounds no weights")),
+        (Recipe(scheme="SPARSE50", symmetric=True), ("--sym", "rounds no weights")),
         (Recipe(scheme="SPARSE50", method="gptq,sparsegpt"), ("gptq rounds", "last")),
         (Recipe(scheme="SPARSE50", method="hadamard,wanda"), ("hadamard", "leave hadamard or wanda out")),
         (Recipe(scheme="SPARSE50_W4A16", method="wanda,hadamard,rtn"), ("leave hadamard or wanda out",)),
@@ -122,7 +127,7 @@ def test_magnitude_needs_no_text_until_something_is_fitted_or_measured() -> None
 )
 def test_mistakes_about_pruning_are_named(recipe: Recipe, words: tuple[str, ...]) -> None:
     with pytest.raises(InputError) as caught:
-        check_fit(chain(recipe), {recipe.base_scheme()[0]})
+        check_fit(chain(recipe), {recipe.base_scheme()[0]}, recipe)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
