@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .errors import InputError
-from .layout import Expected, Layout, check_read, held_to, stored_scale_dtype
+from .layout import Expected, Layout, check_read, check_shape, held_to, stored_scale_dtype
 from .pruned import Pruned, bits_of
-from .ragged import checked_offsets, checked_shape, offsets_of
+from .ragged import checked_offsets, offsets_of
 from .scheme import Scheme
 from .sparsity import Sparsity
 
@@ -49,6 +49,12 @@ class Bitmap:
         }
         return held_to(tensors, self.layout(rounded.scheme, *rounded.shape, dtype))
 
+    def check_contents(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> None:
+        """Raise InputError where shape, bitmap, offsets and the number of values disagree."""
+        del scheme
+        check_shape(tensors, shape)
+        check_mask(tensors, shape, "weight_values")
+
     def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Pruned:
         """The weight that `pack` was given. `tensors` holds the suffixes of `layout` and no others.
 
@@ -56,8 +62,8 @@ class Bitmap:
         """
         dtype = stored_scale_dtype(tensors, scheme)
         check_read(tensors, self.layout(scheme, *shape, dtype))
-        checked_shape(tensors, shape)
-        mask = unpack_mask(tensors, shape, "weight_values")
+        self.check_contents(tensors, scheme, shape)
+        mask = unpack_mask(tensors, shape)
         values = bits_of(tensors["weight_values"])
         bits = torch.zeros(shape, dtype=values.dtype, device=values.device)
         bits[mask] = values
@@ -85,15 +91,27 @@ def pack_mask(mask: Tensor) -> dict[str, Tensor]:
     return {"weight_bitmap": bitmap, "weight_row_offsets": offsets_of(mask.sum(1))}
 
 
-def unpack_mask(tensors: Mapping[str, Tensor], shape: tuple[int, int], flat: str, per_element: int = 1) -> Tensor:
-    """The mask that `pack_mask` was given; `flat` names the tensor that holds what it stores.
+def check_mask(tensors: Mapping[str, Tensor], shape: tuple[int, int], flat: str, per_element: int = 1) -> None:
+    """Check what `pack_mask` made; `flat` names the tensor that holds what is stored, `per_element` weights an element.
 
     Raises InputError when the offsets do not fit `flat` or the bitmap, and for bits that stand for no column.
     """
     counts = checked_offsets(tensors, "weight_row_offsets", flat, per_element)
-    shifts = torch.arange(8, dtype=torch.uint8, device=counts.device)
-    whole = (tensors["weight_bitmap"].unsqueeze(-1) >> shifts & 1).flatten(1).bool()
-    mask = whole[:, : shape[1]]
-    if not torch.equal(mask.sum(1), counts) or bool(whole[:, shape[1] :].any()):
+    bitmap, spare = tensors["weight_bitmap"], -shape[1] % 8
+    beyond = spare > 0 and bool((bitmap[:, -1] >> (8 - spare)).any())
+    if beyond or not torch.equal(_ones(bitmap).sum(1), counts):
         raise InputError("weight_bitmap", "and weight_row_offsets differ", "use a whole copy of the checkpoint")
-    return mask
+
+
+def unpack_mask(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Tensor:
+    """The mask that `pack_mask` was given, of tensors that passed `check_mask`."""
+    bitmap = tensors["weight_bitmap"]
+    shifts = torch.arange(8, dtype=torch.uint8, device=bitmap.device)
+    return (bitmap.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : shape[1]].bool()
+
+
+def _ones(octets: Tensor) -> Tensor:
+    """How many bits are set in each byte, uint8 as they are: sums of neighbours, in pairs, fours and eights."""
+    pairs = octets - (octets >> 1 & 0x55)
+    fours = (pairs & 0x33) + (pairs >> 2 & 0x33)
+    return fours + (fours >> 4) & 0x0F

@@ -17,12 +17,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .bitmap import expected, mask_layout, pack_mask, unpack_mask
+from .bitmap import check_mask, expected, mask_layout, pack_mask, unpack_mask
 from .bits import pack_bytes, unpack_bytes
 from .layout import (
     Expected,
     Layout,
     check_read,
+    check_shape,
     held_to,
     layout_of,
     read_scales,
@@ -30,7 +31,6 @@ from .layout import (
     scale_tensors,
     stored_scale_dtype,
 )
-from .ragged import checked_shape
 from .rounded import Rounded
 from .scheme import Scheme
 
@@ -67,15 +67,20 @@ class BitmapCodes:
         }
         return held_to(tensors, self.layout(*layout_of(rounded)))
 
+    def check_contents(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> None:
+        """Raise InputError where shape, bitmap, offsets and the number of codes disagree."""
+        check_shape(tensors, shape)
+        check_mask(tensors, shape, "weight_packed", 8 // scheme.grid.bits)
+
     def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Rounded:
         """The weight that `pack` was given. `tensors` holds the suffixes of `layout` and no others.
 
         Raises InputError naming the suffix that is missing, unexpected, or of another dtype, shape or content.
         """
         check_read(tensors, self.layout(scheme, *shape, stored_scale_dtype(tensors, scheme)))
-        checked_shape(tensors, shape)
+        self.check_contents(tensors, scheme, shape)
         bits = scheme.grid.bits
-        mask = unpack_mask(tensors, shape, "weight_packed", 8 // bits)
+        mask = unpack_mask(tensors, shape)
         codes = torch.zeros(shape, dtype=torch.int8, device=mask.device)
         codes[mask] = unpack_bytes(tensors["weight_packed"], bits, int(tensors["weight_row_offsets"][-1]))
         return Rounded(scheme, codes, read_scales(tensors, scheme, shape[0]))

@@ -6,7 +6,8 @@ with `exit_code` (see docs/exit-codes.md); everything that is not one of these i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -41,6 +42,15 @@ class StoppedEarly(CompressError):
     """Interrupted, out of memory or out of disk; what was finished is kept for `--resume` (exit 3)."""
 
     exit_code = 3
+
+
+@contextmanager
+def inside(name: str) -> Iterator[None]:
+    """Let an InputError that names a suffix name the tensor: put `name`, that of the linear, before its key."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}.{error.key}", error.cause, error.fix) from error
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -52,6 +52,9 @@ class FloatQuantized:
         tensors = {"weight": rounded.codes.contiguous().view(CODES), **scale_tensors(rounded)}
         return held_to(tensors, self.layout(*layout_of(rounded)))
 
+    def check_contents(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> None:
+        """Nothing to check: every content means a weight."""
+
     def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Rounded:
         """The weight that `pack` was given. `tensors` holds the suffixes of `layout` and no others.
 

@@ -8,6 +8,7 @@ part of the layout is here too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,20 @@ Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 SCALE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NUMBERS = ("weight_scale", "weight_values")
 """Every packing stores one tensor of these names: in the dtype of the model, and a sign that a linear is packed."""
+
+
+class Described(Protocol):
+    """What a layout says of a tensor: a tensor has it, and so has its entry in the header of a file."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its elements."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        ...
 
 
 class Expected(int):
@@ -132,10 +147,23 @@ def held_to(tensors: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     return tensors
 
 
-def check_read(tensors: Mapping[str, Tensor], layout: Layout) -> None:
+def check_read(tensors: Mapping[str, Described], layout: Layout) -> None:
     """Raise InputError naming the first suffix that is missing, unexpected, or of another dtype or shape."""
     for suffix, cause, fix in _faults(tensors, layout):
         raise InputError(suffix, cause, fix)
+
+
+def check_shape(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
+    """Raise InputError where `weight_shape` says another shape than `shape`."""
+    stored = tensors["weight_shape"].tolist()
+    if stored != list(shape):
+        cause = f"says {stored} for a weight of {list(shape)}"
+        raise InputError("weight_shape", cause, "use a checkpoint whose tensors fit its config.json")
+
+
+def numbers_of(scheme: Scheme) -> str:
+    """Which of `NUMBERS` weights of `scheme` are stored with."""
+    return NUMBERS[0] if scheme.rounds else NUMBERS[1]
 
 
 def numbers_suffix(suffixes: Iterable[str]) -> str | None:
@@ -144,14 +172,14 @@ def numbers_suffix(suffixes: Iterable[str]) -> str | None:
     return next((suffix for suffix in NUMBERS if suffix in present), None)
 
 
-def stored_scale_dtype(tensors: Mapping[str, Tensor], scheme: Scheme) -> torch.dtype:
+def stored_scale_dtype(tensors: Mapping[str, Described], scheme: Scheme) -> torch.dtype:
     """The dtype of `weight_scale`, of values where there are no scales, for `layout`.
 
     Raises InputError when both are missing, and for no dtype of a scale.
     """
     suffix = numbers_suffix(tensors)
     if suffix is None:
-        raise InputError(NUMBERS[0], "is missing", "use a complete checkpoint")
+        raise InputError(numbers_of(scheme), "is missing", "use a complete checkpoint")
     dtype = tensors[suffix].dtype
     if scheme.scale_grid is not None:  # then the layout knows it
         return dtype
@@ -161,7 +189,7 @@ def stored_scale_dtype(tensors: Mapping[str, Tensor], scheme: Scheme) -> torch.d
     return dtype
 
 
-def _faults(tensors: Mapping[str, Tensor], layout: Layout) -> Iterator[tuple[str, str, str]]:
+def _faults(tensors: Mapping[str, Described], layout: Layout) -> Iterator[tuple[str, str, str]]:
     for suffix, (dtype, shape) in layout.items():
         promised = f"{_name(dtype)} {list(shape)}"
         if suffix not in tensors:

@@ -42,6 +42,9 @@ class NibblePacked:
         tensors = {"weight_packed": pack_nibbles(rounded.codes), **scale_tensors(rounded)}
         return held_to(tensors, self.layout(*layout_of(rounded)))
 
+    def check_contents(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> None:
+        """Nothing to check: every content means a weight."""
+
     def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Rounded:
         """The weight that `pack` was given. `tensors` holds the suffixes of `layout` and no others.
 

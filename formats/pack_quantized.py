@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from .bits import pack_rows, unpack_rows, words
-from .errors import InputError
 from .layout import (
     Layout,
     check_read,
+    check_shape,
     held_to,
     layout_of,
     read_input_scale,
@@ -62,6 +62,11 @@ class PackQuantized:
         tensors["weight_shape"] = torch.tensor(rounded.shape, dtype=torch.int64, device=rounded.codes.device)
         return held_to(tensors, self.layout(*layout_of(rounded)))
 
+    def check_contents(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> None:
+        """Raise InputError where `weight_shape` is at odds with `shape`."""
+        del scheme
+        check_shape(tensors, shape)
+
     def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Rounded:
         """The weight that `pack` was given. `tensors` holds the suffixes of `layout` and no others.
 
@@ -70,10 +75,7 @@ class PackQuantized:
         """
         out_features, in_features = shape
         check_read(tensors, self.layout(scheme, out_features, in_features, stored_scale_dtype(tensors, scheme)))
-        stored = tensors["weight_shape"].tolist()
-        if stored != [out_features, in_features]:
-            cause = f"says {stored} for a weight of {[out_features, in_features]}"
-            raise InputError("weight_shape", cause, "use a checkpoint whose tensors fit its config.json")
+        self.check_contents(tensors, scheme, shape)
         bits, zero = scheme.grid.bits, None
         if not scheme.symmetric:
             zero = self.unpack_zero(tensors["weight_zero_point"], bits, out_features)

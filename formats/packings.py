@@ -1,6 +1,6 @@
 """The table of packings: how codes, scales and zero points become the named tensors of a format on disk.
 
-A new format is one file with the three functions below and one row here.
+A new format is one file with the four functions below and one row here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .errors import InputError, nearest
 from .float_quantized import FloatQuantized
 from .float_zero import FloatZero
 from .int_quantized import IntQuantized
-from .layout import Layout
+from .layout import Described, Layout, check_read, stored_scale_dtype
 from .mxfp4_pack_quantized import Mxfp4PackQuantized
 from .mxfp8_quantized import Mxfp8Quantized
 from .nvfp4_pack_quantized import Nvfp4PackQuantized
@@ -53,6 +53,14 @@ class Packing(Protocol):
         """
         ...
 
+    def check_contents(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> None:
+        """Raise InputError naming the suffix whose content leads out of the weight or disagrees with that of another.
+
+        For whoever does not `unpack`: cheap, without the weight, of tensors with the dtypes and shapes of `layout`.
+        Codes, scales and values mean a weight whatever they are.
+        """
+        ...
+
     def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Packable:
         """The weight (out, in) = `shape` that the tensors stand for.
 
@@ -85,3 +93,11 @@ def packing(scheme: Scheme) -> Packing:
     if scheme.packing not in PACKINGS:
         raise InputError(f"packing {scheme.packing}", "no packing has this name", nearest(scheme.packing, PACKINGS))
     return PACKINGS[scheme.packing]
+
+
+def check_stored(stored: Mapping[str, Described], scheme: Scheme, shape: tuple[int, int]) -> None:
+    """Raise InputError naming the first suffix in `stored` that is missing, unexpected, or of another dtype or shape.
+
+    Looks at no content, so that headers will do.
+    """
+    check_read(stored, packing(scheme).layout(scheme, *shape, stored_scale_dtype(stored, scheme)))

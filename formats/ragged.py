@@ -27,15 +27,7 @@ def checked_offsets(tensors: Mapping[str, Tensor], offsets: str, flat: str, per_
     Raises InputError when offsets do not start at 0, fall, or end elsewhere than `flat` does.
     """
     ends, length = tensors[offsets], tensors[flat].shape[0]
-    counts = ends.diff()
-    if int(ends[0]) != 0 or bool((counts < 0).any()) or -(-int(ends[-1]) // per_element) != length:
+    falls = bool((ends[1:] < ends[:-1]).any())  # differences could overflow
+    if int(ends[0]) != 0 or falls or -(-int(ends[-1]) // per_element) != length:
         raise InputError(offsets, f"do not lead from 0 to the {length} elements of {flat}", _FIX)
-    return counts
-
-
-def checked_shape(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
-    """Raise InputError where `weight_shape` is another than `shape`."""
-    stored = tensors["weight_shape"].tolist()
-    if stored != list(shape):
-        cause = f"says {stored} for a weight of {list(shape)}"
-        raise InputError("weight_shape", cause, "use a checkpoint whose tensors fit its config.json")
+    return ends.diff()

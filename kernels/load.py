@@ -31,7 +31,8 @@ def load(
     layout of its kernels, those that share an input as one. Everything else, and the arithmetic, is in
     `dtype`: by default float32 on a CPU, whose half-precision products are slow, else what the checkpoint is stored in.
     Nothing is downloaded, and code in the directory runs only where `trust_remote_code` allows it. Raises InputError
-    for a directory that is not a readable model, and for tensors that are missing, unexpected or of another shape.
+    for a directory that is not a readable model, and for tensors that are missing, unexpected, of another
+    shape, or hold indices that lead out of a weight.
     """
     checkpoint = Checkpoint.open(resolve(str(directory)))
     config = read_config(checkpoint.directory, trust_remote_code)

@@ -10,9 +10,8 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from ..formats.checkpoint import Checkpoint, TensorInfo
-from ..formats.errors import InputError
-from ..formats.layout import check_read, stored_scale_dtype
-from ..formats.packings import packing
+from ..formats.errors import InputError, inside
+from ..formats.packings import check_stored, packing
 from ..formats.quantization_config import parse
 from ..formats.scheme import Scheme
 from .names import Names, names_of
@@ -26,7 +25,7 @@ def load_packed(
     """The model of a checkpoint with a `quantization_config`, its packed linears as `PackedLinear`.
 
     Tensors that are not packed are cast to `dtype`. Raises InputError for a quantisation that is not read, and for
-    tensors that are missing, unexpected, or of another dtype or shape.
+    tensors that are missing, unexpected, or of another dtype, shape or content.
     """
     model = empty_model(config, dtype, trust_remote_code=trust_remote_code)
     names = names_of(model)
@@ -90,22 +89,14 @@ def _linears(checkpoint: Checkpoint, model: PreTrainedModel, names: Names) -> di
 
 
 def _pack(linear: _Linear, name: str, scheme: Scheme, checkpoint: Checkpoint, device: torch.device) -> PackedLinear:
-    """The packed stand-in for `linear`, its tensors checked against the layout before anything is read."""
+    """The packed stand-in for `linear`: the layout is checked before anything is read, contents once when they are."""
     shape = (linear.module.out_features, linear.module.in_features)
-    stored = {
-        suffix: torch.empty(info.shape, dtype=info.dtype, device="meta")
-        for suffix, info in linear.stored.items()
-        if suffix != "bias"
-    }
-    try:
-        check_read(stored, packing(scheme).layout(scheme, *shape, stored_scale_dtype(stored, scheme)))
-    except InputError as error:
-        raise InputError(f"{name}.{error.key}", error.cause, error.fix) from error
+    stored = {suffix: info for suffix, info in linear.stored.items() if suffix != "bias"}
+    with inside(name):
+        check_stored(stored, scheme, shape)
     tensors = {suffix: checkpoint.read(f"{name}.{suffix}", device) for suffix in stored}
-    said = tensors.get("weight_shape")
-    if said is not None and said.tolist() != list(shape):
-        cause = f"says {said.tolist()} for a weight of {list(shape)}"
-        raise InputError(f"{name}.weight_shape", cause, "use a checkpoint whose tensors fit its config.json")
+    with inside(name):
+        packing(scheme).check_contents(tensors, scheme, shape)
     return PackedLinear(scheme, shape, tensors, linear.module.bias)
 
 

@@ -21,7 +21,7 @@ from ...formats.tensor_bytes import chunks, sha256_of_file
 from ...kernels.reference import decode_rows
 from .report import CARD
 from .saved_report import SavedReport
-from .stored import Packed, is_finite, packed_linear, rows_at_a_time, scaled, schemes
+from .stored import Packed, is_finite, packed_linear, packed_names, rows_at_a_time, schemes
 
 SHOWN = 3
 EDITABLE = (CARD,)  # the model card is there to be edited
@@ -111,7 +111,7 @@ def check_config(checkpoint: Checkpoint, report: SavedReport) -> tuple[Check, li
     except InputError as error:
         return check(name, [str(error)], ""), []
     faults, agreed = [], []
-    for linear in sorted(said.keys() | report.layers.keys() | scaled(checkpoint)):
+    for linear in sorted(said.keys() | report.layers.keys() | packed_names(checkpoint)):
         try:
             fault = _disagreement(linear, said.get(linear), report)
             packed = packed_linear(checkpoint, linear, said[linear]) if fault is None else None

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...formats.checkpoint import Checkpoint, TensorInfo, resolve
 from ...formats.errors import InputError
 from .saved_report import SavedLayer, read_report
-from .stored import Packed, packed_linear, scaled, schemes
+from .stored import Packed, packed_linear, packed_names, schemes
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Inspection:
 def inspect(directory: str | Path) -> Inspection:
     """Look into `directory` (or the id of a model in the local Hub cache). Reads headers only.
 
-    A quantisation that is not read here is a warning, and its tensors are shown as they are stored. Raises InputError
-    for what is no model directory, and for packed tensors that do not fit its config.json.
+    A quantisation that is not read here is a warning, and its tensors are shown as they are stored. So is each linear
+    whose tensors are not those that config.json asks for. Raises InputError for what is no model directory.
     """
     checkpoint = Checkpoint.open(resolve(str(directory)))
     warnings = list(checkpoint.warnings)
@@ -106,8 +106,15 @@ def _packed(checkpoint: Checkpoint, warnings: list[str]) -> list[Packed]:
     except InputError as error:
         warnings.append(str(error))
         return []
-    stored = scaled(checkpoint)
-    return [packed_linear(checkpoint, name, scheme) for name, scheme in known.items() if name in stored]
+    found = []
+    for name in sorted(known.keys() & packed_names(checkpoint)):
+        try:
+            linear = packed_linear(checkpoint, name, known[name])
+            found.append(linear)
+            linear.check()
+        except InputError as error:
+            warnings.append(str(error))
+    return found
 
 
 def _format(quantization: Mapping[str, object]) -> str:

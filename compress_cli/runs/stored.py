@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...formats.architectures import architecture
 from ...formats.checkpoint import Checkpoint, TensorInfo
-from ...formats.errors import InputError
-from ...formats.layout import NUMBERS, numbers_suffix, stored_scale_dtype
-from ...formats.packings import packing
+from ...formats.errors import InputError, inside
+from ...formats.layout import numbers_of, numbers_suffix
+from ...formats.packings import check_stored, packing
 from ...formats.pruned import Packable
 from ...formats.quantization_config import parse
 from ...formats.scheme import Scheme
@@ -47,10 +47,13 @@ class Packed:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the scales, or of values where there are none. Raises InputError for one that is neither's."""
-        return stored_scale_dtype(
-            {name: torch.empty(0, dtype=info.dtype, device="meta") for name, info in self.tensors.items()}, self.scheme
-        )
+        """That of the scales, or of values where there are none."""
+        return self.tensors[numbers_suffix(self.tensors) or numbers_of(self.scheme)].dtype
+
+    def check(self) -> None:
+        """Raise InputError naming the first tensor that is missing, unexpected, or of another dtype or shape."""
+        with inside(self.name):
+            check_stored(self.tensors, self.scheme, self.shape)
 
     def unpack(self, tensors: Mapping[str, Tensor]) -> Packable:
         """What `tensors` stand for by the decoder of `formats`. Raises InputError for what does not fit the scheme."""
@@ -64,14 +67,18 @@ def schemes(checkpoint: Checkpoint) -> dict[str, Scheme]:
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
     facts = architecture(checkpoint.config, shapes)
     plain = {name for name, shape in shapes.items() if facts.is_linear(name, shape) or name == f"{facts.head}.weight"}
-    linears = {name.removesuffix(".weight") for name in plain} | scaled(checkpoint)
+    linears = {name.removesuffix(".weight") for name in plain} | packed_names(checkpoint)
     return parse(checkpoint.quantization, sorted(linears))
 
 
-def scaled(checkpoint: Checkpoint) -> set[str]:
-    """Names of the modules whose weight is stored packed, as a tensor that every packing has one of tells."""
-    parts = (name.rpartition(".") for name in checkpoint.tensors)
-    return {module for module, _, suffix in parts if suffix in NUMBERS}
+def packed_names(checkpoint: Checkpoint) -> set[str]:
+    """Names of the modules whose weight is stored packed, whole or not, as any tensor tells that only such have."""
+    found = set()
+    for name, info in checkpoint.tensors.items():
+        module, _, suffix = name.rpartition(".")
+        if suffix.startswith("weight_") or (suffix == "weight" and info.dtype.itemsize == 1):
+            found.add(module)
+    return found
 
 
 def packed_linear(checkpoint: Checkpoint, name: str, scheme: Scheme) -> Packed:
@@ -82,9 +89,8 @@ def packed_linear(checkpoint: Checkpoint, name: str, scheme: Scheme) -> Packed:
         if full.rpartition(".")[0] == name and not full.endswith(".bias")
     }
     if numbers_suffix(stored) is None:
-        raise InputError(
-            f"{name}.{NUMBERS[0]}", f"is missing, while config.json says {scheme.name}", "use a whole copy"
-        )
+        cause = f"is missing, while config.json says {scheme.name}"
+        raise InputError(f"{name}.{numbers_of(scheme)}", cause, "use a whole copy")
     return Packed(name, scheme, _shape(checkpoint, name, scheme, stored), stored)
 
 

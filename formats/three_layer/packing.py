@@ -25,18 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..errors import InputError
-from ..layout import Expected, Layout, check_read, held_to, stored_scale_dtype
+from ..layout import Expected, Layout, check_read, check_shape, held_to, stored_scale_dtype
 from ..pruned import Pruned, bits_of
-from ..ragged import checked_offsets, checked_shape, offsets_of
+from ..ragged import offsets_of
 from ..scheme import Scheme
 from ..sparsity import Sparsity
-from . import steps
+from . import contents, steps
 from .groups import GROUP, SLOTS, Groups, join, pack_pairs, split, unpack_pairs
 from .permutation import DUMMIES, best_order
 from .tiles import ROWS, Grid
-
-_WHOLE = "use a whole copy of the checkpoint"
 
 
 class ThreeLayer:
@@ -89,6 +86,12 @@ class ThreeLayer:
         }
         return held_to(tensors, self.layout(rounded.scheme, *rounded.shape, weight.dtype))
 
+    def check_contents(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> None:
+        """Raise InputError for columns, positions, steps and offsets that do not lead to places in the weight."""
+        del scheme
+        check_shape(tensors, shape)
+        contents.check(tensors, Grid(*shape))
+
     def unpack(self, tensors: Mapping[str, Tensor], scheme: Scheme, shape: tuple[int, int]) -> Pruned:
         """The weight that `pack` was given. `tensors` holds the suffixes of `layout` and no others.
 
@@ -96,8 +99,8 @@ class ThreeLayer:
         """
         grid, dtype = Grid(*shape), stored_scale_dtype(tensors, scheme)
         check_read(tensors, self.layout(scheme, *shape, dtype))
-        checked_shape(tensors, shape)
-        counts = checked_offsets(tensors, "weight_step_offsets", "weight_steps").view(grid.strips, grid.across)
+        self.check_contents(tensors, scheme, shape)
+        counts = tensors["weight_step_offsets"].diff().view(grid.strips, grid.across)
         values = pad(bits_of(tensors["weight_values"]), (0, 0, 0, ROWS * grid.strips - grid.out_features))
         pairs = unpack_pairs(tensors["weight_positions"], grid.groups)
         pairs = pad(pairs, (0, 0, 0, ROWS * grid.strips - grid.out_features), value=4)  # positions 0 and 1
@@ -106,8 +109,9 @@ class ThreeLayer:
             moves = steps.decode(_of_column(tensors, counts, number), counts[:, number].contiguous())
             stored[:, columns] = _unpack_column(values[:, slots], pairs[:, groups], moves)
         weight = stored.new_empty(shape)
-        weight[:, _order(tensors, grid)] = stored[: grid.out_features, : grid.in_features]
-        _fill_residual(weight, tensors, grid)
+        weight[:, tensors["weight_permutation"].long()] = stored[: grid.out_features, : grid.in_features]
+        row = torch.repeat_interleave(tensors["weight_residual_offsets"].diff())
+        weight[row, tensors["weight_residual_columns"].long()] = bits_of(tensors["weight_residual"])
         return Pruned(scheme, weight.view(dtype))
 
 
@@ -192,33 +196,9 @@ def _unpack_column(values: Tensor, pairs: Tensor, moves: steps.Moves) -> Tensor:
     kept = values.contiguous()
     by_tile = kept.view(kept.shape[0] // ROWS, -1)
     surplus = torch.zeros_like(by_tile)
-    slots = by_tile.shape[1]
-    if moves.tile.numel() and int(torch.maximum(moves.source.max(), moves.destination.max())) >= slots:
-        raise InputError("weight_steps", "lead out of a tile", _WHOLE)
     surplus[moves.tile, moves.destination] = by_tile[moves.tile, moves.source]
     by_tile[moves.tile, moves.source] = 0
-    grouped = (part.view(*pairs.shape, SLOTS) for part in (kept, surplus))
-    try:
-        return join(Groups(pairs, *grouped))
-    except ValueError as error:
-        raise InputError("weight_positions", str(error), _WHOLE) from error
-
-
-def _order(tensors: Mapping[str, Tensor], grid: Grid) -> Tensor:
-    order = tensors["weight_permutation"].long()
-    if not torch.equal(order.sort().values, torch.arange(grid.in_features, device=order.device)):
-        raise InputError("weight_permutation", f"is no order of {grid.in_features} columns", _WHOLE)
-    return order
-
-
-def _fill_residual(weight: Tensor, tensors: Mapping[str, Tensor], grid: Grid) -> None:
-    counts = checked_offsets(tensors, "weight_residual_offsets", "weight_residual")
-    column = tensors["weight_residual_columns"].long()
-    if bool(((column < 0) | (column >= grid.in_features)).any()):
-        raise InputError("weight_residual_columns", "lie outside the weight", _WHOLE)
-    if column.shape != tensors["weight_residual"].shape:
-        raise InputError("weight_residual_columns", "are not as many as weight_residual", _WHOLE)
-    weight[torch.repeat_interleave(counts), column] = bits_of(tensors["weight_residual"])
+    return join(Groups(pairs, *(part.view(*pairs.shape, SLOTS) for part in (kept, surplus))))
 
 
 def expected(sparsity: Sparsity) -> tuple[float, float]:

@@ -73,6 +73,16 @@ def decode(steps: Tensor, counts: Tensor) -> Moves:
     return Moves(tile[real], source[real], destination[real])
 
 
+def reach(steps: Tensor, offsets: Tensor) -> Tensor:
+    """How many slots the steps of each tile pass, of the sources and of the destinations: int64 [2, tiles].
+
+    `offsets` int64 [tiles + 1] says where each tile's begin. No entry of a tile lies behind what it passes.
+    """
+    both = steps == 0
+    passed = (nibble.masked_fill(both, REACH).cumsum(0) for nibble in (steps & 15, steps >> 4))
+    return torch.stack([torch.nn.functional.pad(total, (1, 0))[offsets].diff() for total in passed])
+
+
 def _places(advance: Tensor, counts: Tensor, tile: Tensor) -> Tensor:
     """Sums of `advance` inside each tile, less one."""
     total = torch.nn.functional.pad(advance.cumsum(0), (1, 0))

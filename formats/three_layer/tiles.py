@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from .groups import GROUP, SLOTS
 
 ROWS, COLUMNS = 64, 128
@@ -40,6 +43,13 @@ class Grid:
     def tiles(self) -> int:
         """All of them."""
         return self.strips * self.across
+
+    def slots(self) -> Tensor:
+        """How many slots each tile has: int64 [tiles]."""
+        rows = torch.full((self.strips,), ROWS)
+        rows[-1] = self.out_features - ROWS * (self.strips - 1)
+        wide = torch.tensor([slots.stop - slots.start for *_, slots in self.columns()])
+        return torch.outer(rows, wide).flatten()
 
     def columns(self) -> Iterator[tuple[int, slice, slice, slice]]:
         """For each column of tiles its number, and what it covers of columns, groups and slots of a row."""

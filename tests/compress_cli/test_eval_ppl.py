@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
 
 from compress_llm.compress_cli.main import cli
 from compress_llm.compress_cli.runs.quantize import quantize
@@ -89,6 +90,20 @@ def test_usage_errors_exit_with_2(pair: tuple[str, str], text: str, flags: list[
     done = run(pair[0], "--dataset", text, *flags)
     assert done.exit_code == 2
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("fill", [0x00, 0xFF])
+def test_a_damaged_bitmap_exits_with_2_and_no_figure(
+    pair: tuple[str, str], text: str, tmp_path: Path, fill: int
+) -> None:
+    quantize(pair[0], tmp_path / "out", Recipe(scheme="SPARSE50_W4A16", method="magnitude", group_size=32))
+    file = tmp_path / "out" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.mlp.up_proj.weight_bitmap"].fill_(fill)
+    save_file(tensors, file, metadata={"format": "pt"})
+    done = run(str(tmp_path / "out"), "--dataset", text, "--window", "32", "--limit", "2", "--json")
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert "model.layers.0.mlp.up_proj.weight_bitmap: and weight_row_offsets differ" in done.stderr
 
 
 def test_without_a_directory_the_embedded_model_is_measured_with_a_note() -> None:

@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from compress_llm.formats.bitmap import Bitmap
+from compress_llm.formats.bitmap import Bitmap, check_mask
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.layout import held_to
 from compress_llm.formats.pruned import Pruned
+from compress_llm.formats.ragged import offsets_of
 from compress_llm.formats.scheme import SCHEMES
 
 from .sparse_weights import ADVERSARIAL, adversarial, any_weight, random_weight, same_bits
@@ -68,3 +69,24 @@ def test_bits_behind_the_last_column_are_refused() -> None:
     tensors["weight_bitmap"][0, 1] |= 128
     with pytest.raises(InputError, match="weight_bitmap"):
         PACKING.unpack(tensors, SCHEME, (5, 12))
+
+
+@pytest.mark.parametrize("fill", [0x00, 0xFF])
+def test_a_bitmap_that_was_overwritten_is_refused_without_the_weight(fill: int) -> None:
+    tensors = PACKING.pack(Pruned(SCHEME, random_weight((5, 16), 0.5)))
+    PACKING.check_contents(tensors, SCHEME, (5, 16))
+    tensors["weight_bitmap"].fill_(fill)
+    with pytest.raises(InputError, match="weight_bitmap: and weight_row_offsets differ; use a whole copy"):
+        PACKING.check_contents(tensors, SCHEME, (5, 16))
+
+
+def test_every_byte_of_a_bitmap_is_counted_right() -> None:
+    octets = torch.arange(256, dtype=torch.uint8)[:, None]
+    counts = [number.bit_count() for number in range(256)]
+    tensors = {"weight_bitmap": octets, "weight_row_offsets": offsets_of(torch.tensor(counts))}
+    check_mask({**tensors, "flat": torch.empty(sum(counts))}, (256, 8), "flat")
+    for row in range(256):
+        wrong = octets.clone()
+        wrong[row] ^= 16
+        with pytest.raises(InputError, match="weight_bitmap"):
+            check_mask({**tensors, "weight_bitmap": wrong, "flat": torch.empty(sum(counts))}, (256, 8), "flat")

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from compress_llm.formats.errors import CompressError, GateFailed, InputError, StoppedEarly, nearest
+from compress_llm.formats.errors import CompressError, GateFailed, InputError, StoppedEarly, inside, nearest
 
 
 @pytest.mark.parametrize(("kind", "code"), [(InputError, 2), (GateFailed, 1), (StoppedEarly, 3)])
@@ -21,6 +21,13 @@ def test_errors_are_rebuilt_whole():
     error = copy.deepcopy(InputError("a", "b", "c"))
     assert type(error) is InputError
     assert str(error) == "a: b; c."
+
+
+def test_a_suffix_becomes_the_name_of_a_tensor():
+    with pytest.raises(InputError, match="^a.b.weight_scale: is missing; use a copy.$"), inside("a.b"):
+        raise InputError("weight_scale", "is missing", "use a copy")
+    with pytest.raises(GateFailed, match="^a: b; c.$"), inside("a.b"):
+        raise GateFailed("a", "b", "c")
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,16 @@ from compress_llm.formats.errors import InputError
 from compress_llm.formats.layout import (
     Expected,
     check_read,
+    check_shape,
     has_input_scale,
     held_to,
     is_exact,
+    numbers_of,
     scale_layout,
     scale_tensors,
     stored_scale_dtype,
 )
+from compress_llm.formats.packings import packing
 from compress_llm.formats.rounded import QParams, Rounded
 from compress_llm.formats.scheme import SCHEMES
 
@@ -102,3 +105,17 @@ def test_parts_that_a_scheme_does_not_have_are_refused(name, zero, input_scale):
     rounded = Rounded(scheme, torch.zeros(2, 4, dtype=torch.int8), params, torch.ones(1) if input_scale else None)
     with pytest.raises(ValueError, match=name):
         scale_tensors(rounded)
+
+
+def test_another_shape_is_refused():
+    check_shape({"weight_shape": torch.tensor([2, 3])}, (2, 3))
+    with pytest.raises(InputError, match=r"weight_shape: says \[2, 3\]"):
+        check_shape({"weight_shape": torch.tensor([2, 3])}, (3, 2))
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_numbers_that_are_missing_are_named_as_the_scheme_stores_them(name):
+    assert numbers_of(SCHEMES[name]) in packing(SCHEMES[name]).layout(SCHEMES[name], 128, 128, torch.bfloat16)
+    with pytest.raises(InputError) as caught:
+        stored_scale_dtype({}, SCHEMES[name])
+    assert caught.value.key == numbers_of(SCHEMES[name])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.float_grids import E8M0
 from compress_llm.formats.layout import is_exact
-from compress_llm.formats.packings import PACKINGS, packing
+from compress_llm.formats.packings import PACKINGS, check_stored, packing
 from compress_llm.formats.scheme import SCHEMES, Scheme
 
 CODED = [name for name, scheme in SCHEMES.items() if scheme.sparsity is None]
@@ -112,3 +112,17 @@ def test_rows_that_share_a_scale_must_have_one(random_rounded, name):
     scale[1] *= 2
     with pytest.raises(ValueError, match="rows of one block have different scales"):
         packing(good.scheme).pack(replace(good, params=replace(good.params, scale=scale)))
+
+
+@settings(deadline=None, max_examples=30)
+@given(case=any_case())
+def test_contents_that_were_packed_pass_and_headers_will_do_for_the_layout(random_rounded, case):
+    rounded = random_rounded(*case, binades=(-10, 10))
+    tensors = packing(rounded.scheme).pack(rounded)
+    packing(rounded.scheme).check_contents(tensors, rounded.scheme, rounded.shape)
+    headers = {suffix: tensor.to("meta") for suffix, tensor in tensors.items()}
+    check_stored(headers, rounded.scheme, rounded.shape)
+    for suffix in headers:
+        with pytest.raises(InputError) as caught:
+            check_stored({key: found for key, found in headers.items() if key != suffix}, rounded.scheme, rounded.shape)
+        assert caught.value.key == suffix

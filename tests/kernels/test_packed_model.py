@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from compress_llm.compress_cli.runs.quantize import quantize
+from compress_llm.compress_cli.runs.recipe import Recipe
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.scheme import SCHEMES
 from compress_llm.kernels.load import load
@@ -193,3 +196,64 @@ def test_a_quantisation_that_is_not_read_is_an_input_error(pack):
     (packed / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "awq"}}))
     with pytest.raises(InputError, match="awq"):
         load(packed)
+
+
+SPARSE = {
+    "three-layer": Recipe(scheme="SPARSE50", method="magnitude"),
+    "bitmap": Recipe(scheme="SPARSE50", method="magnitude", sparse_layout="bitmap"),
+    "codes": Recipe(scheme="SPARSE50_W4A16", method="magnitude", group_size=32),
+}
+
+
+@pytest.fixture(scope="module")
+def sparse(tiny_llama, tmp_path_factory):
+    """`sparse(layout)`: a sparse output of quantize, made once."""
+    made: dict[str, Path] = {}
+
+    def output(layout: str) -> Path:
+        if layout not in made:
+            made[layout] = tmp_path_factory.mktemp(layout) / "out"
+            quantize(str(tiny_llama), made[layout], SPARSE[layout], device="cpu")
+        return made[layout]
+
+    return output
+
+
+@pytest.mark.parametrize(
+    ("layout", "suffix", "value"),
+    [
+        ("codes", "weight_bitmap", 0xFF),
+        ("codes", "weight_bitmap", 0),
+        ("codes", "weight_row_offsets", -1),
+        ("bitmap", "weight_bitmap", 0xFF),
+        ("bitmap", "weight_bitmap", 0),
+        ("bitmap", "weight_row_offsets", 10**9),
+        ("three-layer", "weight_permutation", 99999),
+        ("three-layer", "weight_permutation", 0),
+        ("three-layer", "weight_positions", 0xFF),
+        ("three-layer", "weight_steps", 0xFF),
+        ("three-layer", "weight_step_offsets", -1),
+        ("three-layer", "weight_residual_columns", 100000),
+        ("three-layer", "weight_residual_columns", -1),
+        ("three-layer", "weight_residual_offsets", 10**9),
+    ],
+)
+def test_indices_that_lead_nowhere_are_named_when_a_model_is_loaded(sparse, tmp_path, layout, suffix, value):
+    directory = shutil.copytree(sparse(layout), tmp_path / "damaged")
+    file = next(
+        file for file in directory.glob("*.safetensors") if any(name.startswith(UP) for name in load_file(file))
+    )
+    tensors = load_file(file)
+    if suffix == "weight_residual_columns":  # so small a model has no residual: its first row gets one
+        tensors[f"{UP}.weight_residual"] = torch.ones(1, dtype=torch.bfloat16)
+        tensors[f"{UP}.weight_residual_offsets"][1:] = 1
+        tensors[f"{UP}.{suffix}"] = torch.tensor([value], dtype=torch.int32)
+    tensors[f"{UP}.{suffix}"][1 if suffix.endswith("offsets") else slice(None)] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=rf"^{UP}\.{suffix}: .*use a whole copy of the checkpoint"):
+        load(directory)
+
+
+@pytest.mark.parametrize("layout", SPARSE)
+def test_sparse_outputs_that_are_whole_load(sparse, layout):
+    assert len(packed_linears(load(sparse(layout)))) == 2 * 7

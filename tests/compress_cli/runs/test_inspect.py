@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from compress_llm.compress_cli.runs.inspect import inspect
 from compress_llm.compress_cli.runs.quantize import quantize
 from compress_llm.compress_cli.runs.recipe import Recipe, Rule
 from compress_llm.formats.errors import InputError
+
+BITMAP = Recipe(scheme="SPARSE50", method="magnitude", sparse_layout="bitmap")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +84,41 @@ def test_what_is_not_read_is_a_warning(out: Path) -> None:
     assert any("'gptq' checkpoints are not read" in warning for warning in shown.warnings)
     assert any("is not a report" in warning for warning in shown.warnings)
     assert shown.totals.bytes == inspect(out).totals.bytes
+
+
+@pytest.mark.parametrize(
+    ("recipe", "suffix", "said"),
+    [
+        (Recipe(scheme="NVFP4A16"), "weight_global_scale", "is missing"),
+        (Recipe(scheme="NVFP4A16"), "weight_packed", "is missing"),
+        (Recipe(scheme="NVFP4A16"), "weight_scale", "is missing"),
+        (Recipe(scheme="FP8_DYNAMIC"), "weight_scale", "is missing"),
+        (BITMAP, "weight_values", "is missing"),
+        (BITMAP, "weight_shape", "is missing"),
+        (BITMAP, "weight_row_offsets", r"is int64 \[64\] where the scheme asks for int64 \[65\]"),
+        (BITMAP, "weight_values", r"has dtype float64"),
+    ],
+    ids=lambda value: value.scheme if isinstance(value, Recipe) else value,
+)
+def test_a_linear_that_is_not_whole_is_a_warning(
+    model: Path, tmp_path: Path, recipe: Recipe, suffix: str, said: str
+) -> None:
+    quantize(str(model), tmp_path / "out", recipe)
+    assert inspect(tmp_path / "out").warnings == []
+    file, name = tmp_path / "out" / "model.safetensors", f"model.layers.1.mlp.down_proj.{suffix}"
+    tensors = load_file(file)
+    taken = tensors.pop(name)
+    if "float64" in said:
+        tensors[name] = taken.double()
+    elif "where" in said:
+        tensors[name] = taken[:-1].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
+    shown = inspect(tmp_path / "out")
+    (warning,) = shown.warnings
+    assert re.match(rf"model\.layers\.1\.mlp\.down_proj\.\w+: .*{said}", warning), warning
+    assert suffix in warning or "is missing or no matrix" in warning
+    assert shown.totals.rest_bytes + sum(row.bytes for row in shown.layers) == shown.totals.bytes
+    assert shown.totals.packed_layers >= 13
 
 
 def test_no_model_directory(tmp_path: Path) -> None:

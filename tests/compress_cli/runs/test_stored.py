@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compress_llm.compress_cli.runs.stored import is_finite, packed_linear, rows_at_a_time, scaled, schemes
+from compress_llm.compress_cli.runs.stored import is_finite, packed_linear, packed_names, rows_at_a_time, schemes
 from compress_llm.formats.checkpoint import Checkpoint
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.packings import packing
@@ -19,7 +19,7 @@ from compress_llm.formats.rounded import QParams, Rounded
 from compress_llm.formats.scheme import Scheme, scheme
 
 UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
-INT4 = scheme("W4A16").with_group(16)
+INT4, W8A8 = scheme("W4A16").with_group(16), scheme("W8A8")
 
 
 def tensors_of(row: Scheme, name: str, out_features: int = 6, in_features: int = 32) -> dict[str, Tensor]:
@@ -36,14 +36,13 @@ def opened(folder: Path, tensors: dict[str, Tensor], config: dict | None) -> Che
 
 
 def test_packed_linears_and_plain_ones(tmp_path: Path) -> None:
-    w8a8 = scheme("W8A8")
-    tensors = {**tensors_of(INT4, UP), **tensors_of(w8a8, DOWN), f"{UP}.bias": torch.zeros(6)}
+    tensors = {**tensors_of(INT4, UP), **tensors_of(W8A8, DOWN), f"{UP}.bias": torch.zeros(6)}
     tensors["model.layers.0.self_attn.o_proj.weight"] = torch.zeros(4, 4)
-    config = build({UP: INT4, DOWN: w8a8}, ["model.layers.0.self_attn.o_proj"])
+    config = build({UP: INT4, DOWN: W8A8}, ["model.layers.0.self_attn.o_proj"])
     checkpoint = opened(tmp_path, tensors, config)
     known = schemes(checkpoint)
-    assert known == {UP: INT4, DOWN: w8a8}
-    assert scaled(checkpoint) == {UP, DOWN}
+    assert known == {UP: INT4, DOWN: W8A8}
+    assert packed_names(checkpoint) == {UP, DOWN}
     up, down = (packed_linear(checkpoint, name, known[name]) for name in (UP, DOWN))
     assert up.tensors.keys() == {"weight_packed", "weight_scale", "weight_shape"}
     assert (up.shape, down.shape) == ((6, 32), (6, 32))
@@ -80,6 +79,23 @@ def test_what_does_not_fit_is_named(tmp_path: Path, changes: dict[str, Tensor | 
     checkpoint = opened(tmp_path, {"model.norm.weight": torch.ones(2), **kept}, build({UP: INT4}, []))
     with pytest.raises(InputError, match=cause):
         packed_linear(checkpoint, UP, INT4)
+
+
+@pytest.mark.parametrize(("row", "gone"), [(INT4, "weight_scale"), (INT4, "weight_packed"), (W8A8, "weight_scale")])
+def test_what_is_left_of_a_packed_linear_is_still_one(tmp_path: Path, row: Scheme, gone: str) -> None:
+    tensors = {"model.norm.weight": torch.ones(2), **tensors_of(row, UP)}
+    del tensors[f"{UP}.{gone}"]
+    checkpoint = opened(tmp_path, tensors, build({UP: row}, []))
+    assert packed_names(checkpoint) == schemes(checkpoint).keys() == {UP}
+
+
+def test_headers_are_checked_against_the_layout(tmp_path: Path) -> None:
+    tensors = tensors_of(INT4, UP)
+    packed_linear(opened(tmp_path, tensors, build({UP: INT4}, [])), UP, INT4).check()
+    tensors[f"{UP}.weight_scale"] = tensors[f"{UP}.weight_scale"][:5].clone()
+    linear = packed_linear(opened(tmp_path, tensors, build({UP: INT4}, [])), UP, INT4)
+    with pytest.raises(InputError, match=rf"^{UP}\.weight_scale: is bfloat16 \[5, 2\] where"):
+        linear.check()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e5m2])

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress_llm.formats.three_layer.steps import Moves, decode, encode, pair
+from compress_llm.formats.ragged import offsets_of
+from compress_llm.formats.three_layer.steps import Moves, decode, encode, pair, reach
 
 
 def walk(octets: list[int]) -> tuple[list[tuple[int, int]], int]:
@@ -39,6 +40,8 @@ def test_bytes_lead_to_the_slots_and_back(gaps: list[list[tuple[int, int]]]) -> 
     assert [walk(part)[0] for part in parts] == wanted
     fewest = sum(max((low - 1) // 15, (high - 1) // 15) for tile in gaps for low, high in tile)
     assert sum(walk(part)[1] for part in parts) == fewest
+    last = [[tile[-1][stream] + 1 if tile else 0 for tile in wanted] for stream in (0, 1)]
+    assert reach(octets, offsets_of(counts)).tolist() == last
     back = decode(octets, counts)
     assert all(
         torch.equal(one, other) for one, other in zip((back.tile, back.source, back.destination), columns, strict=True)
