@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from compress_llm.formats.rounded import QParams, Rounded
 from compress_llm.formats.scheme import Scheme
 
+settings.register_profile("same", derandomize=True, deadline=None)  # every run tries the same examples
+settings.load_profile("same")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which any of our dependencies may do
 
