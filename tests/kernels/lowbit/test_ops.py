@@ -40,13 +40,13 @@ def test_any_number_of_dimensions(sample, error, narrow, static) -> None:
     assert error(y, seen @ weight.exact.T) < 1e-3
 
 
-def test_floating_point_operators_keep_their_promises(float_sample) -> None:
+def test_floating_point_operators_keep_their_promises(float_sample, device) -> None:
     weight, narrow = float_sample("nvfp4", 72, 128).arranged, float_sample("narrow", 72, 128).arranged
     x, checks = torch.randn(3, 128).half(), ("test_schema", "test_faketensor")
     given = (x, *weight.tensors, None, 4, 16, 72, True)
     torch.library.opcheck(torch.ops.compress_llm.linear, given, test_utils=checks)
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, True), test_utils=checks[1:])
-    torch.library.opcheck(torch.ops.compress_llm.round_inputs, (x, None, "e2m1", 32, True), test_utils=checks)
+    torch.library.opcheck(torch.ops.compress_llm.round_inputs, (x.to(device), None, "e2m1", 32, True), test_utils=checks)
     given = (*ops.quantize_tokens(x, None, True), narrow.codes, narrow.factors, None, torch.float16)
     torch.library.opcheck(
         torch.ops.compress_llm.narrow_linear, given, test_utils=checks[1:]

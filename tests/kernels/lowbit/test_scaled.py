@@ -20,6 +20,7 @@ def test_which_schemes_have_such_products() -> None:
     assert NAMES == ["NVFP4", "MXFP4", "MXFP8"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, Triton does not interpret")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_reference_agrees(name: str) -> None:
     row = scheme(name)
