@@ -267,24 +267,39 @@ DEVICE bool add_parts(Sum (*own)[4], Quad* workspace, int* arrivals, int* last, 
   return true;
 }
 
-DEVICE void store(const Sum (*own)[4], u8* memory, const Output& out, const Place& p, int way, int warp, int lane) {
-  const int row = p.row_tile * 128 + warp * 16 + (lane >> 2), first = p.token_tile * TOKENS + (DEPTH > 1 ? p.rank * EIGHTS * 8 : 0);
-  float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
+DEVICE int first_token(const Place& p) { return p.token_tile * TOKENS + (DEPTH > 1 ? p.rank * EIGHTS * 8 : 0); }
+
+// What this thread's sums are multiplied by, and what is added: of its rows, and of its tokens.
+struct Factors { float row[2], bias[2], token[OWN][2]; };
+constexpr bool EARLY = TOKENS <= 32;  // read before the products, so that the end waits for no memory
+DEVICE Factors factors(const Output& out, const Place& p, int way, int warp, int lane) {
+  const int row = p.row_tile * 128 + warp * 16 + (lane >> 2);
+  Factors f = {{1.f, 1.f}, {0.f, 0.f}};
 #pragma unroll
   for (int i = 0; i < 2; i++)
-    if (row + 8 * i < out.N) {
-      if (out.row_scale) scale[i] = out.row_scale[row + 8 * i];
-      if (out.bias) bias[i] = low_float(out.bias[row + 8 * i]);
-    }
+    if (out.row_scale && row + 8 * i < out.N) f.row[i] = out.row_scale[row + 8 * i];
+  if (EARLY) wait_for_previous();  // the scales of tokens come with x, and the bias may have been converted
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    if (out.bias && row + 8 * i < out.N) f.bias[i] = low_float(out.bias[row + 8 * i]);
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
-    const int column = i * WAYS + way, m = first + column * 8 + (lane & 3) * 2;
-    float t[2] = {1.f, 1.f};
-    if (NARROW) t[0] = out.token_scale[min(m, out.M - 1)], t[1] = out.token_scale[min(m + 1, out.M - 1)];
+    const int m = first_token(p) + (i * WAYS + way) * 8 + (lane & 3) * 2;
+#pragma unroll
+    for (int e = 0; e < 2; e++) f.token[i][e] = NARROW ? out.token_scale[min(m + e, out.M - 1)] : 1.f;
+  }
+  return f;
+}
+
+DEVICE void store(const Sum (*own)[4], const Factors& f, u8* memory, const Output& out, const Place& p, int way, int warp, int lane) {
+  const int first = first_token(p);
+#pragma unroll
+  for (int i = 0; i < OWN; i++) {
+    const int column = i * WAYS + way;
     u32 v[2];
 #pragma unroll
     for (int e = 0; e < 2; e++)
-      v[e] = round_pair((float)own[i][2 * e] * (t[0] * scale[e]) + bias[e], (float)own[i][2 * e + 1] * (t[1] * scale[e]) + bias[e]);
+      v[e] = round_pair((float)own[i][2 * e] * (f.token[i][0] * f.row[e]) + f.bias[e], (float)own[i][2 * e + 1] * (f.token[i][1] * f.row[e]) + f.bias[e]);
     if (column < EIGHTS)
       asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(shared(memory) + (column * 8 + (lane & 7)) * PITCH + (warp * 16 + (lane >> 3 & 1) * 8) * 2), "r"(v[0]), "r"(v[1]) : "memory");
   }
@@ -310,7 +325,7 @@ gemm(const __grid_constant__ Map x_map, Weights w, Output out, Quad* workspace, 
   const Place p = place(w, out.M, plan);
   if (warp == WARPS && lane == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(ring.full + i * 8, 1), barrier_init(ring.empty + i * 8, 8 * PAIR);
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\nprefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
     for (int s = 0; s < STAGES && s < p.steps; s++) fetch_weights(ring, w, p, s);
   }
   __syncwarp();
@@ -325,6 +340,8 @@ gemm(const __grid_constant__ Map x_map, Weights w, Output out, Quad* workspace, 
     if constexpr (WIDE) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int way = WAYS > 1 ? warp >> 3 : 0;
     Sum sum[TOKENS / 8][4], own[OWN][4];
+    Factors f;
+    if (EARLY) f = factors(out, p, way, warp & 7, lane);
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) (&sum[0][0])[i] = 0;
     if constexpr (EXACT) multiply_exactly(&sum[0][0], ring, p, way, warp & 7, lane);
@@ -336,7 +353,10 @@ gemm(const __grid_constant__ Map x_map, Weights w, Output out, Quad* workspace, 
       workers_sync();
     }
     const bool mine = p.parts == 1 || add_parts(own, workspace, arrivals, &last, p, plan.whole);
-    if (mine && p.row_tile < w.row_tiles) store(own, memory, out, p, way, warp & 7, lane);
+    if (mine && p.row_tile < w.row_tiles) {
+      if (!EARLY) f = factors(out, p, way, warp & 7, lane);
+      store(own, f, memory, out, p, way, warp & 7, lane);
+    }
   }
   if (PAIR > 1) cluster_meet();  // nobody leaves while the other block may still signal it
 }
