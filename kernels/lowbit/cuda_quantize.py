@@ -35,10 +35,8 @@ def reasoned(tokens: int, pieces: int, processors: int) -> QuantizeConfig:
     while blocks < MOST_BLOCKS and 2 * blocks * tokens <= processors and pieces >= 2 * blocks * _LEAST_PIECES:
         blocks *= 2
     own = -(-pieces // blocks)
-    if tokens * blocks <= processors:  # one block a processor: as many threads as there is work for
-        each = -(-own // 512)
-    else:  # several: loads of each thread hide latency too
-        each = min(8, max(1, own // _LEAST_PIECES))
+    # One block a processor has threads for all there is; of several, each thread has more loads to wait for at a time.
+    each = -(-own // 512) if tokens * blocks <= processors else min(8, max(1, own // _LEAST_PIECES))
     threads = min(1024, max(32, -(-own // (32 * each)) * 32))
     return QuantizeConfig(threads, blocks, -(-own // threads))
 
