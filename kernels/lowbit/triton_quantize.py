@@ -35,7 +35,7 @@ def _quantize(
         scale = rounded(tl.load(given_ptr).to(tl.float32), HALF, BRAIN)
     else:
         bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # which order as magnitudes do, NaN above all
-        peak = tl.max(bits, 0).to(tl.float32, bitcast=True)
+        peak = tl.cast(tl.max(bits, 0), tl.float32, bitcast=True)
         scale = rounded(peak / (448.0 if FLOATING else 127.5), HALF, BRAIN)
         scale = tl.where(scale == 0, tiny, scale)
         scale = tl.where(peak == peak, scale, peak)
