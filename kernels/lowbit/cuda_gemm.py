@@ -12,6 +12,9 @@ from ..cuda import driver
 from . import cuda_source
 from .layout import Arranged
 
+FEW = 32
+"""Tokens of a tile up to which the parts of a cluster send each other their sums."""
+
 
 @dataclass(frozen=True)
 class GemmConfig:
@@ -34,7 +37,8 @@ class GemmConfig:
 
     def shared_bytes(self, weight: Arranged) -> int:
         """Dynamic shared memory of a block."""
-        return self.stages * self.stage_bytes(weight) + 1024
+        inbox = self.tokens * 512 if self.tokens <= FEW and self.depth > 1 and self.ways == 1 else 0
+        return self.stages * self.stage_bytes(weight) + inbox + 1024
 
     def stage_bytes(self, weight: Arranged) -> int:
         """What one stage takes of it."""

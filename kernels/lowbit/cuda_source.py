@@ -14,6 +14,11 @@ from ..cuda.source import DEVICE, loaded, wgmma
 from .layout import Arranged
 
 _FOLDER = Path(__file__).parent
+_PARTS = {
+    "decode": ("common.cuh", "decode_tile.cuh", "decode.cu"),
+    "gemm": ("common.cuh", "gemm.cu"),
+    "quantize": ("quantize.cu",),
+}
 
 
 class Weights(ctypes.Structure):
@@ -82,7 +87,7 @@ def variant(weight: Arranged, dtype: torch.dtype) -> dict[str, int]:
 
 
 def kernel(name: str, macros: Mapping[str, int], shared_bytes: int) -> driver.Kernel:
-    """The kernel `name` (decode, gemm) under `macros` for the current device, compiled at first use.
+    """The kernel `name` (decode, gemm, quantize) under `macros` for the current device, compiled at first use.
 
     Raises nvrtc.CompileError, and RuntimeError where the driver or NVRTC is missing.
     """
@@ -91,9 +96,9 @@ def kernel(name: str, macros: Mapping[str, int], shared_bytes: int) -> driver.Ke
 
 def cubin(name: str, macros: Mapping[str, int], arch: str) -> bytes:
     """Machine code of the kernel `name` under `macros`; needs NVRTC, no GPU."""
-    special = wgmma(*_instruction(macros)) if name == "gemm" else (_FOLDER / "decode_tile.cuh").read_text()
-    parts = [DEVICE, (_FOLDER / "common.cuh").read_text(), special, (_FOLDER / f"{name}.cu").read_text()]
-    return nvrtc.compile_cubin("\n".join(parts), macros, arch)
+    instruction = [wgmma(*_instruction(macros))] if name == "gemm" else []
+    *before, last = ((_FOLDER / file).read_text() for file in _PARTS[name])
+    return nvrtc.compile_cubin("\n".join([DEVICE, *before, *instruction, last]), macros, arch)
 
 
 def _instruction(macros: Mapping[str, int]) -> tuple[int, str]:

@@ -16,6 +16,8 @@ constexpr int BYTES = X_BYTES + W_BYTES + S_BYTES + Z_BYTES, STAGE = (BYTES + 10
 constexpr bool WIDE = TOKENS > 128;  // then registers move from the feeding warps, a whole group of four, to the others
 constexpr int COLUMNS = EXACT && TOKENS > 128 ? TOKENS / 2 : TOKENS;  // tokens of one matrix instruction
 constexpr int FEEDERS = WIDE ? 128 : 32;
+constexpr bool FEW = TOKENS <= 32;  // the ends of such products are a good part of their time
+constexpr int INBOX = FEW && DEPTH > 1 && WAYS == 1 ? TOKENS * 512 : 0;  // bytes, after the ring: sums of the whole cluster
 static_assert(PAIR == 1 || DEPTH == 1, "a cluster shares tokens or divides K, not both");
 constexpr int PITCH = 272;  // bytes a token of the finished tile takes: 128 rows and a pad against bank conflicts
 
@@ -206,6 +208,29 @@ DEVICE void multiply(Sum* sum, const Ring& ring, const Weights& w, const Place& 
 // ---- what happens to the sums: OWN eight-token columns of the tile are this thread's to finish ----
 constexpr int PARTS = WAYS * DEPTH, EIGHTS = TOKENS / 8 / DEPTH, OWN = (EIGHTS + WAYS - 1) / WAYS;
 
+// Adds the sums of the cluster in order: every block sends every block its columns, and waits for its own.
+struct Inbox { u32 parts, arrived; };  // [DEPTH][EIGHTS][256] sums of four; a barrier that waits for all of them
+DEVICE void exchange(Sum (*own)[4], const Sum (*sum)[4], const Inbox& inbox, int rank, int thread) {
+#pragma unroll
+  for (int j = 0; j < TOKENS / 8; j++) {
+    const u32* v = (const u32*)sum[j];
+    const u32 to = in_rank(inbox.parts + ((rank * EIGHTS + j % EIGHTS) * 256 + thread) * 16, j / EIGHTS), b = in_rank(inbox.arrived, j / EIGHTS);
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]), "r"(b) : "memory");
+  }
+  wait(inbox.arrived, 0);
+#pragma unroll
+  for (int i = 0; i < EIGHTS; i++)
+#pragma unroll
+    for (int q = 0; q < DEPTH; q++) {
+      const Words<4> part = load<4>(inbox.parts + ((q * EIGHTS + i) * 256 + thread) * 16);
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const Sum v = *(const Sum*)&part.at[e];
+        own[i][e] = q == 0 ? v : own[i][e] + v;
+      }
+    }
+}
+
 // Adds the sums of the ways and of the cluster, in that order; each way is left with its columns of the block's share.
 DEVICE void gather(Sum (*own)[4], const Sum* sum, u8* memory, const Place& p, int way, int thread) {
   Quad* parts = (Quad*)memory;  // [WAYS][TOKENS / 8][256]
@@ -267,24 +292,39 @@ DEVICE bool add_parts(Sum (*own)[4], Quad* workspace, int* arrivals, int* last, 
   return true;
 }
 
-DEVICE void store(const Sum (*own)[4], u8* memory, const Output& out, const Place& p, int way, int warp, int lane) {
-  const int row = p.row_tile * 128 + warp * 16 + (lane >> 2), first = p.token_tile * TOKENS + (DEPTH > 1 ? p.rank * EIGHTS * 8 : 0);
-  float scale[2] = {1.f, 1.f}, bias[2] = {0.f, 0.f};
+DEVICE int first_token(const Place& p) { return p.token_tile * TOKENS + (DEPTH > 1 ? p.rank * EIGHTS * 8 : 0); }
+
+// What this thread's sums are multiplied by, and what is added: of its rows, and of its tokens. For FEW they are read before
+// the products, so that the end waits for no memory.
+struct Factors { float row[2], bias[2], token[OWN][2]; };
+DEVICE Factors factors(const Output& out, const Place& p, int way, int warp, int lane) {
+  const int row = p.row_tile * 128 + warp * 16 + (lane >> 2);
+  Factors f = {{1.f, 1.f}, {0.f, 0.f}};
 #pragma unroll
   for (int i = 0; i < 2; i++)
-    if (row + 8 * i < out.N) {
-      if (out.row_scale) scale[i] = out.row_scale[row + 8 * i];
-      if (out.bias) bias[i] = low_float(out.bias[row + 8 * i]);
-    }
+    if (out.row_scale && row + 8 * i < out.N) f.row[i] = out.row_scale[row + 8 * i];
+  if (FEW) wait_for_previous();  // the scales of tokens come with x, and the bias may have been converted
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    if (out.bias && row + 8 * i < out.N) f.bias[i] = low_float(out.bias[row + 8 * i]);
 #pragma unroll
   for (int i = 0; i < OWN; i++) {
-    const int column = i * WAYS + way, m = first + column * 8 + (lane & 3) * 2;
-    float t[2] = {1.f, 1.f};
-    if (NARROW) t[0] = out.token_scale[min(m, out.M - 1)], t[1] = out.token_scale[min(m + 1, out.M - 1)];
+    const int m = first_token(p) + (i * WAYS + way) * 8 + (lane & 3) * 2;
+#pragma unroll
+    for (int e = 0; e < 2; e++) f.token[i][e] = NARROW ? out.token_scale[min(m + e, out.M - 1)] : 1.f;
+  }
+  return f;
+}
+
+DEVICE void store(const Sum (*own)[4], const Factors& f, u8* memory, const Output& out, const Place& p, int way, int warp, int lane) {
+  const int first = first_token(p);
+#pragma unroll
+  for (int i = 0; i < OWN; i++) {
+    const int column = i * WAYS + way;
     u32 v[2];
 #pragma unroll
     for (int e = 0; e < 2; e++)
-      v[e] = round_pair((float)own[i][2 * e] * (t[0] * scale[e]) + bias[e], (float)own[i][2 * e + 1] * (t[1] * scale[e]) + bias[e]);
+      v[e] = round_pair((float)own[i][2 * e] * (f.token[i][0] * f.row[e]) + f.bias[e], (float)own[i][2 * e + 1] * (f.token[i][1] * f.row[e]) + f.bias[e]);
     if (column < EIGHTS)
       asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(shared(memory) + (column * 8 + (lane & 7)) * PITCH + (warp * 16 + (lane >> 3 & 1) * 8) * 2), "r"(v[0]), "r"(v[1]) : "memory");
   }
@@ -302,41 +342,51 @@ DEVICE void store(const Sum (*own)[4], u8* memory, const Output& out, const Plac
 extern "C" __global__ void __launch_bounds__(THREADS + FEEDERS, PER_SM)
 gemm(const __grid_constant__ Map x_map, Weights w, Output out, Quad* workspace, int* arrivals, Plan plan) {
   extern __shared__ u8 raw[];
-  __shared__ __align__(8) u64 barriers[2 * STAGES];
+  __shared__ __align__(8) u64 barriers[2 * STAGES + 1];
   __shared__ int last;
   u8* memory = raw + (1024 - (shared(raw) & 1023)) % 1024;
   const Ring ring = {shared(memory), shared(barriers), shared(barriers + STAGES)};
+  const Inbox inbox = {shared(memory + STAGES * STAGE), shared(barriers + 2 * STAGES)};
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const Place p = place(w, out.M, plan);
   if (warp == WARPS && lane == 0) {
     for (int i = 0; i < STAGES; i++) barrier_init(ring.full + i * 8, 1), barrier_init(ring.empty + i * 8, 8 * PAIR);
-    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");
+    if (INBOX) barrier_init(inbox.arrived, 1), expect(inbox.arrived, INBOX);
+    asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;\nprefetch.tensormap [%0];" ::"l"(&x_map) : "memory");
     for (int s = 0; s < STAGES && s < p.steps; s++) fetch_weights(ring, w, p, s);
   }
   __syncwarp();
   let_next_start();
-  if (PAIR > 1) cluster_meet(); else __syncthreads();
+  if (PAIR > 1 || INBOX) cluster_meet(); else __syncthreads();
   if (warp >= WARPS) {
     if constexpr (WIDE) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == WARPS && lane == 0) feed(ring, &x_map, w, p);
     __syncwarp();
-    if (DEPTH > 1) cluster_sync(), cluster_sync();
+    if (DEPTH > 1 && !INBOX) cluster_sync(), cluster_sync();
   } else {
     if constexpr (WIDE) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int way = WAYS > 1 ? warp >> 3 : 0;
     Sum sum[TOKENS / 8][4], own[OWN][4];
+    Factors f;
+    if (FEW) f = factors(out, p, way, warp & 7, lane);
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) (&sum[0][0])[i] = 0;
     if constexpr (EXACT) multiply_exactly(&sum[0][0], ring, p, way, warp & 7, lane);
     else multiply(&sum[0][0], ring, w, p, way, warp & 7, lane);
-    if constexpr (PARTS > 1) gather(own, &sum[0][0], memory, p, way, threadIdx.x & 255);
+    if constexpr (INBOX > 0) {
+      exchange(own, sum, inbox, p.rank, threadIdx.x);
+      workers_sync();  // every warp has read its last stage: the memory is free for the finished tile
+    } else if constexpr (PARTS > 1) gather(own, &sum[0][0], memory, p, way, threadIdx.x & 255);
     else {
 #pragma unroll
       for (int i = 0; i < TOKENS / 2; i++) (&own[0][0])[i] = (&sum[0][0])[i];
       workers_sync();
     }
     const bool mine = p.parts == 1 || add_parts(own, workspace, arrivals, &last, p, plan.whole);
-    if (mine && p.row_tile < w.row_tiles) store(own, memory, out, p, way, warp & 7, lane);
+    if (mine && p.row_tile < w.row_tiles) {
+      if (!FEW) f = factors(out, p, way, warp & 7, lane);
+      store(own, f, memory, out, p, way, warp & 7, lane);
+    }
   }
   if (PAIR > 1) cluster_meet();  // nobody leaves while the other block may still signal it
 }

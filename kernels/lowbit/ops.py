@@ -13,6 +13,8 @@ from ...formats.float_grids import E4M3
 from ...formats.grids import INT8
 from ...formats.scheme import Activation
 from ..activations import activation_codes, quantize_activation
+from ..registry import Problem, pick
+from .cuda_quantize import quantize as cuda_quantize
 from .layout import Arranged
 from .product import product
 
@@ -77,11 +79,14 @@ def quantize_tokens(x: Tensor, input_scale: Tensor | None, floating: bool) -> tu
     Rounded as `activations.activation_codes` does. The scales are one a token, found in `x`, or `input_scale` [1] for
     all of them.
     """
-    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+    name, x = _quantizer(x, floating), x.contiguous()
+    if name == "cuda":
+        return cuda_quantize(x, input_scale, floating)
+    if name == "triton":
         from .triton_quantize import quantize
 
         early = torch.cuda.get_device_capability(x.device) >= (9, 0)
-        return quantize(x.contiguous(), input_scale=input_scale, floating=floating, pdl=early)
+        return quantize(x, input_scale=input_scale, floating=floating, pdl=early)
     grid = E4M3 if floating else INT8
     kind = Activation(grid) if input_scale is None else Activation(grid, granularity="tensor", dynamic=False)
     codes, scale = activation_codes(x, kind, input_scale)
@@ -92,6 +97,12 @@ def quantize_tokens(x: Tensor, input_scale: Tensor | None, floating: bool) -> tu
 def _(x: Tensor, input_scale: Tensor | None, floating: bool) -> tuple[Tensor, Tensor]:
     del input_scale
     return torch.empty_like(x, dtype=_narrow(floating)), x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+def _quantizer(x: Tensor, floating: bool) -> str:
+    """The implementation that quantises `x` [M, in]: that of the product which follows, whatever its results are."""
+    capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
+    return pick(Problem(x.device.type, capability, x.shape[0], 1, x.shape[1], x.dtype, 8, 0, True, floating)).name
 
 
 def _narrow(floating: bool) -> torch.dtype:

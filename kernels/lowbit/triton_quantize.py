@@ -34,8 +34,11 @@ def _quantize(
     if GIVEN:
         scale = rounded(tl.load(given_ptr).to(tl.float32), HALF, BRAIN)
     else:
-        scale = rounded(tl.max(tl.abs(x), 0) / (448.0 if FLOATING else 127.5), HALF, BRAIN)
+        bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # which order as magnitudes do, NaN above all
+        peak = tl.cast(tl.max(bits, 0), tl.float32, bitcast=True)
+        scale = rounded(peak / (448.0 if FLOATING else 127.5), HALF, BRAIN)
         scale = tl.where(scale == 0, tiny, scale)
+        scale = tl.where(peak == peak, scale, peak)
     if BRAIN:  # no quotient of two bfloat16 lies near enough to a change of rounding for this to differ from dividing
         q = x * tl.div_rn(1.0, scale)
     else:

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from compress_llm.kernels.cuda import driver, nvrtc
-from compress_llm.kernels.lowbit import cuda_decode, cuda_gemm, cuda_source
+from compress_llm.kernels.lowbit import cuda_decode, cuda_gemm, cuda_quantize, cuda_source
 from compress_llm.kernels.lowbit.configs import reasoned
 from compress_llm.kernels.lowbit.cuda_decode import DecodeConfig
 from compress_llm.kernels.lowbit.cuda_gemm import GemmConfig
+from compress_llm.kernels.lowbit.cuda_quantize import QuantizeConfig
+from compress_llm.kernels.lowbit.cuda_quantize import reasoned as reasoned_tokens
 
 VARIANTS = [
     (4, 128, None, torch.bfloat16, False),
@@ -18,6 +20,14 @@ VARIANTS = [
     (8, 64, "int", torch.bfloat16, False),
     (8, 0, None, torch.float16, True),
 ]
+QUANTIZED = [
+    (torch.bfloat16, False, None),
+    (torch.float16, True, None),
+    (torch.float32, False, None),
+    (torch.float32, True, torch.float16),
+    (torch.bfloat16, True, torch.float32),
+    (torch.float16, False, torch.bfloat16),
+]
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is not installed")
@@ -25,8 +35,10 @@ VARIANTS = [
 def test_sources_compile(sample, bits, group, zero, dtype, narrow, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(nvrtc.CACHE_VARIABLE, str(tmp_path))
     weight = sample(128, 256, bits, group, zero, dtype, narrow=narrow).arranged
-    for tokens in (3, 16, 64, 300):
-        config = reasoned(weight, tokens, 132)
+    chosen = [(tokens, reasoned(weight, tokens, 132)) for tokens in (3, 16, 64, 300)]
+    if narrow:  # parts that send each other their sums
+        chosen += [(16, GemmConfig(tokens=24, depth=3)), (16, GemmConfig(tokens=32, depth=4))]
+    for tokens, config in chosen:
         if isinstance(config, DecodeConfig):
             name, macros = "decode", cuda_decode.macros(weight, dtype, tokens, config)
         else:
@@ -47,6 +59,15 @@ def test_floating_point_sources_compile(float_sample, kind, dtype, tmp_path, mon
         else:
             name, macros = "gemm", cuda_gemm.macros(weight, dtype, config)
         assert cuda_source.cubin(name, macros, "sm_90a")[:4] == b"\x7fELF"
+
+
+@pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize(("dtype", "floating", "given"), QUANTIZED)
+def test_the_quantisation_of_tokens_compiles(dtype, floating, given, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(nvrtc.CACHE_VARIABLE, str(tmp_path))
+    for config in (reasoned_tokens(1, 1792, 132), QuantizeConfig(96, 3, 2, 0), reasoned_tokens(4096, 512, 132)):
+        macros = cuda_quantize.macros(dtype, given, floating, config)
+        assert cuda_source.cubin("quantize", macros, "sm_90a")[:4] == b"\x7fELF"
 
 
 def test_macros_say_what_a_weight_is(sample) -> None:

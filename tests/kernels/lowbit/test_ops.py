@@ -10,6 +10,7 @@ from compress_llm.formats.grids import INT8
 from compress_llm.formats.scheme import Activation
 from compress_llm.kernels.activations import activation_codes, quantize_activation
 from compress_llm.kernels.lowbit import ops
+from compress_llm.kernels.registry import Pick, Problem
 
 
 def test_operators_keep_their_promises(sample) -> None:
@@ -23,6 +24,18 @@ def test_operators_keep_their_promises(sample) -> None:
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, False), test_utils=checks)
     given = (codes, scale, narrow.codes, narrow.factors, None, torch.float16)
     torch.library.opcheck(torch.ops.compress_llm.narrow_linear, given, test_utils=checks)
+
+
+def test_tokens_are_quantised_by_what_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Problem] = []
+    made = torch.ones(2, 96, dtype=torch.int8), torch.ones(2)
+    monkeypatch.setattr(ops, "pick", lambda problem: asked.append(problem) or Pick("cuda", ""))
+    monkeypatch.setattr(ops, "cuda_quantize", lambda x, input_scale, floating: made)
+    assert ops.quantize_tokens(torch.randn(2, 96).half(), None, False)[0].count_nonzero() == made[0].numel()
+    (problem,) = asked
+    assert (problem.tokens, problem.in_features, problem.dtype, problem.narrow) == (2, 96, torch.float16, True)
+    monkeypatch.setattr(ops, "pick", lambda problem: Pick("reference", ""))
+    assert ops.quantize_tokens(torch.zeros(2, 96).half(), None, False)[0].count_nonzero() == 0
 
 
 @pytest.mark.parametrize("narrow", [False, True])

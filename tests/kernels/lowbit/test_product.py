@@ -143,6 +143,23 @@ def test_cuda_int8(sample, error, device, tokens) -> None:
 
 
 @gpu
+@pytest.mark.parametrize("shape", [(16, 2, 1), (24, 3, 1), (32, 4, 1), (32, 2, 2), (8, 1, 4)])
+def test_cuda_int8_of_few_tokens_in_parts(sample, error, device, shape) -> None:
+    wide, depth, splits = shape
+    weight = sample(1096, 1088, 8, 0, device=device, narrow=True)
+    for tokens in (1, wide, 70):
+        x = torch.randint(-128, 128, (tokens, 1088), dtype=torch.int8, device=device)
+        scale, bias = torch.rand(tokens, device=device) + 0.5, torch.randn(1096, device=device).half()
+        y = torch.empty(2, tokens, 1096, device=device).half()
+        config = GemmConfig(tokens=wide, depth=depth, splits=splits)
+        for out in y:
+            product.run(x, weight.arranged, out, config, bias, scale)
+        exact = x.double().cpu() @ weight.exact.T * scale.double().cpu()[:, None] + bias.double().cpu()
+        assert error(y[0], exact) < 3e-4
+        assert torch.equal(y[0], y[1])
+
+
+@gpu
 @pytest.mark.parametrize("counted", [0, 1])
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("grid", [132, 8])  # few blocks: many rounds, of one block of inputs a warp

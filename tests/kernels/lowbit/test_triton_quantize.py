@@ -51,6 +51,15 @@ def test_floating_point_codes(device, dtype, given) -> None:
     assert torch.equal(codes.to(dtype), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_shows_in_the_scale(device, dtype, bad) -> None:
+    x = tokens(dtype, device)
+    x[0, 7] = bad
+    expected = activation_codes(x, Activation(INT8))[1].float().view(-1)
+    assert torch.equal(quantize(x)[1].nan_to_num(-1), expected.nan_to_num(-1))
+
+
 def test_the_norm_before_it(device) -> None:
     x = tokens(torch.float32, device)
     weight = torch.rand(200, generator=torch.Generator().manual_seed(1)).to(device)
