@@ -231,8 +231,15 @@ decode(const __grid_constant__ Input in, Weights w, Output out, int tiles, int u
         const Item item[2] = {take(feed.slot, 0, lane), take(feed.slot, 1, lane)};
         __syncwarp();
         feed.tiles(next_first[(t / 2 + DEPTH) / PAIRS] + (t / 2 + DEPTH) % PAIRS * 2, next_g[(t / 2 + DEPTH) / PAIRS]);
-        if (first + t >= part.mine.begin && first + t < part.mine.end) multiply(sum[t], item[0], b, total);
-        if (first + t + 1 < part.mine.end) multiply(sum[t + 1], item[1], b, total);
+        const bool even = first + t >= part.mine.begin && first + t < part.mine.end, odd = first + t + 1 < part.mine.end;
+        if constexpr (FLOATING) {
+          if (even && odd) multiply_floating<2>(sum + t, item, b);
+          else if (even) multiply_floating<1>(sum + t, item, b);
+          else if (odd) multiply_floating<1>(sum + t + 1, item + 1, b);
+        } else {
+          if (even) multiply(sum[t], item[0], b, total);
+          if (odd) multiply(sum[t + 1], item[1], b, total);
+        }
       }
     }
     const int count = min(TILES, part.mine.end - first);

@@ -76,10 +76,9 @@ typedef u32 Tokens[NT][STEPS * 2];   // B operands of a block of x
 typedef float Totals[NT][NG][2];     // sum(x) of each scale group, for this lane's two tokens
 
 // One tile's product over a block, scaled and added to `sum`. Integers enter as BASE + code and zeros leave through
-// sum(x): scale * (sum((BASE + code) x) - (BASE + zero) sum(x)), so that no code is converted more than once. Floating-
-// point codes enter scaled: the product of code and scale is exact.
+// sum(x): scale * (sum((BASE + code) x) - (BASE + zero) sum(x)), so that no code is converted more than once.
 DEVICE void multiply(float (*sum)[4], const Item& item, const Tokens& b, const Totals& total) {
-  constexpr bool HALVES = FLOATING || NG == 1;  // two chains, so that fewer products wait for each other
+  constexpr bool HALVES = NG == 1;  // two chains, so that fewer products wait for each other
   constexpr int CHAINS = HALVES ? 2 : NG;
   float c[CHAINS][NT][4];
 #pragma unroll
@@ -101,11 +100,25 @@ DEVICE void multiply(float (*sum)[4], const Item& item, const Tokens& b, const T
     for (int n = 0; n < NT; n++) mma(c[i][n], a, b[n][2 * k], b[n][2 * k + 1]);
   }
 #pragma unroll
-  for (int i = 0; i < (FLOATING ? 1 : NG); i++) {
-    const float low = FLOATING ? 1.f : low_float(item.scale.at[i]), high = FLOATING ? 1.f : high_float(item.scale.at[i]);
+  for (int i = 0; i < NG; i++) {
+    const float low = low_float(item.scale.at[i]), high = high_float(item.scale.at[i]);
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) sum[n][e] += (e < 2 ? low : high) * (HALVES ? c[0][n][e] + c[1][n][e] : c[i][n][e]);
   }
+}
+
+// The same of `COUNT` tiles of floating-point codes, which enter scaled: the product of code and scale is exact. Sums
+// stay with the matrix units, and neighbouring tiles take turns, so that fewer products wait for each other.
+template <int COUNT> DEVICE void multiply_floating(float (*sum)[NT][4], const Item* item, const Tokens& b) {
+  u32 a[4];
+#pragma unroll
+  for (int k = 0; k < STEPS; k++)
+#pragma unroll
+    for (int t = 0; t < COUNT; t++) {
+      fragment(a, item[t], k);
+#pragma unroll
+      for (int n = 0; n < NT; n++) mma(sum[t][n], a, b[n][2 * k], b[n][2 * k + 1]);
+    }
 }
