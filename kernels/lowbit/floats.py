@@ -7,8 +7,9 @@ which all find room. For float16 the kernels move the pattern up by the three ex
 
 Scales of blocks are bytes of five exponent and three mantissa bits, never subnormal: where a mask leaves them in both
 halves of a word, three more exponent bits make the bfloat16 that takes the power of two away again. A word holds the
-scales of two rows and two neighbouring blocks, one pair in its place and the other rotated by eight bits. Blocks whose scale is zero, or 2^-30 of what others of their row have, become zero. Factors of rows, float32,
-hold what does not fit a byte; kernels apply them to sums.
+scales of two rows and two neighbouring blocks, one pair in its place and the other rotated by eight bits. Blocks whose
+scale is zero, or 2^-30 of what others of their row have, become zero. Factors of rows, float32, hold what does not fit
+a byte; kernels apply them to sums.
 """
 
 from __future__ import annotations

@@ -105,6 +105,19 @@ def test_products_with_nvfp4_scales_are_exact(half: bool) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+def test_scales_less_what_lifts_the_inputs(bits: int) -> None:
+    """`LIFT` and `LIFTED` of decode_tile.cuh: one token's inputs are times 2^64, which its scales lack."""
+    assert number(0x5F80, False) == 2.0**64
+    for byte in range(8, 248):
+        word = scale_word([0, 0, 0, byte])
+        lifted = rotated(word, 8) & 0x0FF00FF0 | 0x50005000
+        assert number(lifted >> 16, False) * 2.0**64 == number(scale_pair(word, 1, False) >> 16, False)
+        assert number(scale_pair(word, 1, False) >> 16, False) * 2.0 ** -(126 if bits == 4 else 120) == float(
+            floats.stored_scales(torch.tensor([byte], dtype=torch.uint8), bits)
+        )
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("half", [False, True])
 def test_powers_of_two_are_relative_to_the_largest_of_their_row(bits: int, half: bool) -> None:
     exponents = torch.tensor([[0, 20, 29, 30], [97, 117, 126, 127], [224, 244, 253, 254]], dtype=torch.uint8)
