@@ -138,6 +138,7 @@ def _decode_neighbours(now: DecodeConfig) -> Iterator[DecodeConfig]:
                 split = replace(now, cluster=cluster, pairs=pairs, unit=unit, warps=warps, depth=depth)
                 for counted, stages in ((1, 2), (0, 2), (0, 3)):
                     yield replace(split, counted=counted, stages=stages)
+    yield replace(now, spread=0)
 
 
 def _gemm_neighbours(now: GemmConfig) -> Iterator[GemmConfig]:

@@ -55,9 +55,10 @@ DEVICE u32 floating_pair(u32 w, int which) {
   if constexpr (HALF) v = (v & 0x80008000u) | (v & 0x7FFF7FFFu) << 3;
   return v;
 }
-// Scale `which` of a word of bytes (row r, row r + 8, twice), as numbers too large by the power of two of the codes.
-DEVICE u32 scale_pair(u32 w, int which) {
-  const u32 v = __byte_perm(w, 0, which ? 0x3322 : 0x1100) & 0x0FF00FF0u;
-  return HALF ? v << 3 : v | 0x70007000u;
+// Scale `which` of a word of bytes (row r, row r + 8, twice), as numbers too large by the power of two of the codes, or
+// in bfloat16 by another: TOP holds the uppermost bits of exponents.
+template <u32 TOP = 0x70007000u> DEVICE u32 scale_pair(u32 w, int which) {
+  const u32 v = which ? turned(w, 8) : w;
+  return HALF ? (v & 0x0FF00FF0u) << 3 : take<0x0FF00FF0u, TOP>(v);
 }
 constexpr u32 UNIT = BITS == 4 ? HALF ? 0x74007400u : 0x7E807E80u : HALF ? 0x5C005C00u : 0x7B807B80u;  // such a scale of one

@@ -21,7 +21,8 @@ WIDE = 64  # inputs in 128 bytes
 class DecodeConfig:
     """How decode.cu is specialised (its header says what the names mean), and how tiles are dealt to `grid` blocks.
 
-    `unit` tiles stay together; 1 balances better, 2 keeps the pairs whole. `counted` is 0 or 1.
+    `unit` tiles stay together; 1 balances better, 2 keeps the pairs whole. `counted` and `spread` are 0 or 1; the
+    latter matters to one token and floating-point codes with scales of groups only.
     """
 
     warps: int = 8
@@ -32,6 +33,7 @@ class DecodeConfig:
     counted: int = 1
     unit: int = 1
     grid: int = 132
+    spread: int = 1
 
     def shared_bytes(self, weight: Arranged, tokens: int) -> int:
         """Dynamic shared memory of a block."""
@@ -61,6 +63,7 @@ def macros(weight: Arranged, dtype: torch.dtype, tokens: int, config: DecodeConf
         "XSTAGES": config.stages,
         "CLUSTER": config.cluster,
         "COUNTED": config.counted,
+        "SPREAD": int(config.spread and tokens == 1 and weight.floating and weight.group > 0),
     }
 
 

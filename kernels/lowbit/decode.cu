@@ -4,13 +4,17 @@
 // tiles it multiplies DEPTH pairs ahead into a ring of its own. x comes XSTAGES blocks ahead: with COUNTED by the lanes,
 // among the copies of the weights, which suits few tokens; else by the copy engine, which suits many. Partial sums meet
 // in shared memory in warp order.
-// Macros beside common.cuh's: NT, WARPS, PAIRS (of tiles a round), DEPTH, XSTAGES, CLUSTER, COUNTED.
+// Macros beside common.cuh's: NT, WARPS, PAIRS (of tiles a round), DEPTH, XSTAGES, CLUSTER, COUNTED, SPREAD: 1 where M is
+// 1 and codes have scales of groups, and these are to be applied to sums (decode_tile.cuh).
 constexpr int PARTIAL = TILES * WARPS * NT * 32;
 constexpr int AHEAD = (PAIRS - 1 + DEPTH) / PAIRS;  // blocks of inputs that the ring is ahead, at most
 static_assert(DEPTH <= 2 * PAIRS, "the first copies reach the second round at most");
 static_assert(DEPTH > 1 && (!COUNTED || DEPTH <= XSTAGES * PAIRS), "x must arrive with the weights that meet it");
 
+static_assert(!SPREAD || (FLOATING && GROUPED && NT == 1 && (NG == 4 || NG == 8)), "eight columns are eight steps");
+
 // ---- x ----
+DEVICE bool own_column(int j, int lane) { return (lane & 7) == j * 2 + (lane >> 4); }  // else zeros take its place
 #if COUNTED  // rows are padded, so that eight of them fall into different banks; tokens past M repeat the last one
 constexpr int PITCH = 272;
 struct Input { const u8* x; int K; };
@@ -25,6 +29,7 @@ DEVICE void fetch_tokens(u32 stage, const Input& in, int M, int block, int lane,
   }
 }
 DEVICE u32 piece_of_row(u32 stage, int M, int n, int j, int lane) {
+  if (SPREAD) return stage + (own_column(j, lane) ? (j * 4 + (lane >> 3)) * 16 : 256);
   const int row = min(n * 8 + (lane & 7), M - 1);
   return stage + row * PITCH + (j * 4 + (lane >> 3)) * 16;
 }
@@ -36,8 +41,8 @@ DEVICE void fetch_tokens(u32 stage, const Input& in, int block, u32 full) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3}], [%4];" ::"r"(stage), "l"(&in.map), "r"(0), "r"(block * 2), "r"(full) : "memory");
 }
 DEVICE u32 piece_of_row(u32 stage, int, int n, int j, int lane) {
-  const u32 piece = j % 2 * 4 + (lane >> 3), row = n * 8 + (lane & 7);
-  return stage + j / 2 * BOX + row * 128 + (piece ^ (lane & 7)) * 16;
+  const u32 piece = j % 2 * 4 + (lane >> 3), row = SPREAD ? !own_column(j, lane) : n * 8 + (lane & 7);
+  return stage + j / 2 * BOX + row * 128 + (piece ^ (SPREAD ? row : lane & 7)) * 16;
 }
 #endif
 DEVICE void read_tokens(Tokens& b, Totals& total, u32 stage, int M, int lane) {
@@ -47,6 +52,9 @@ DEVICE void read_tokens(Tokens& b, Totals& total, u32 stage, int M, int lane) {
     for (int j = 0; j < STEPS / 2; j++)
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(b[n][4 * j]), "=r"(b[n][4 * j + 1]), "=r"(b[n][4 * j + 2]), "=r"(b[n][4 * j + 3])
                    : "r"(piece_of_row(stage, M, n, j, lane)) : "memory");
+  if constexpr (SPREAD && !HALF)
+#pragma unroll
+    for (int i = 0; i < STEPS * 2; i++) b[0][i] = mul2(b[0][i], LIFT);
   if constexpr (!SHIFTED) return;
   constexpr u32 one = HALF ? 0x3C003C00u : 0x3F803F80u;
   const u32 ones[4] = {one, one, one, one};
@@ -179,6 +187,9 @@ struct Feed {
       asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\nprefetch.tensormap [%0];" ::"l"(&in.map) : "memory");
     }
     __syncwarp();
+#else
+    if (SPREAD && part.lane < XSTAGES)  // behind a row, where no copy writes
+      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at.stages + part.lane * at.stage_bytes + 256), "r"(0) : "memory");
 #endif
     constexpr int BEFORE = COUNTED ? DEPTH / 2 : DEPTH;  // pairs of tiles asked for before x
 #pragma unroll
@@ -231,8 +242,19 @@ decode(const __grid_constant__ Input in, Weights w, Output out, int tiles, int u
         const Item item[2] = {take(feed.slot, 0, lane), take(feed.slot, 1, lane)};
         __syncwarp();
         feed.tiles(next_first[(t / 2 + DEPTH) / PAIRS] + (t / 2 + DEPTH) % PAIRS * 2, next_g[(t / 2 + DEPTH) / PAIRS]);
-        if (first + t >= part.mine.begin && first + t < part.mine.end) multiply(sum[t], item[0], b, total);
-        if (first + t + 1 < part.mine.end) multiply(sum[t + 1], item[1], b, total);
+        const bool even = first + t >= part.mine.begin && first + t < part.mine.end, odd = first + t + 1 < part.mine.end;
+        if constexpr (SPREAD) {
+          if (even && odd) multiply_spread<2>(sum + t, item, b, lane);
+          else if (even) multiply_spread<1>(sum + t, item, b, lane);
+          else if (odd) multiply_spread<1>(sum + t + 1, item + 1, b, lane);
+        } else if constexpr (FLOATING) {
+          if (even && odd) multiply_floating<2>(sum + t, item, b);
+          else if (even) multiply_floating<1>(sum + t, item, b);
+          else if (odd) multiply_floating<1>(sum + t + 1, item + 1, b);
+        } else {
+          if (even) multiply(sum[t], item[0], b, total);
+          if (odd) multiply(sum[t + 1], item[1], b, total);
+        }
       }
     }
     const int count = min(TILES, part.mine.end - first);
@@ -241,6 +263,7 @@ decode(const __grid_constant__ Input in, Weights w, Output out, int tiles, int u
 #pragma unroll
       for (int n = 0; n < NT; n++)
         if (t < count) {
+          if (SPREAD) add_columns(sum[t][n]);
           float* p = at.partial + (((t * WARPS + part.warp) * NT + n) * 32 + lane) * 4;
           p[0] = sum[t][n][0], p[1] = sum[t][n][1], p[2] = sum[t][n][2], p[3] = sum[t][n][3];
         }

@@ -5,7 +5,8 @@ constexpr int TILES = 2 * PAIRS;
 // A place in the ring: the codes of two tiles, then their scales and zeros, all as they lie in memory.
 constexpr int CODES = CHUNKS * 512, ZEROS = ZERO == 0 ? 0 : ZERO == 1 ? 8 * NG : 32 * NG;
 constexpr int SLOT = 2 * (CODES + SCALES + ZEROS);
-constexpr int SCALE_WORDS = SCALES == 0 ? 1 : SCALES / 32;       // of a lane
+constexpr int ROW_WORDS = SCALES == 0 ? 1 : SCALES / 32;         // of scales of two rows
+constexpr int SCALE_WORDS = SPREAD ? 1 : ROW_WORDS;              // of a lane
 constexpr bool SHIFTED = !FLOATING && (BITS == 4 || ZERO != 0);  // codes stand for numbers less a zero
 constexpr float BASE = BITS == 8 ? 0.f : HALF ? 16.f : 128.f;    // what a raw 4-bit integer is read on top of
 
@@ -35,7 +36,7 @@ DEVICE Item take(u32 slot, int tile, int lane) {
 #pragma unroll
     for (int p = 0; p < 4; p++) item.code[i][p] = v.at[p];
   }
-  const u32 scale = slot + 2 * CODES + tile * SCALES + (lane >> 2) * (4 * SCALE_WORDS), zero = slot + 2 * (CODES + SCALES) + tile * ZEROS;
+  const u32 scale = slot + 2 * CODES + tile * SCALES + (lane >> 2) * (4 * ROW_WORDS) + (SPREAD ? (lane & 3) * NG / 8 * 4 : 0), zero = slot + 2 * (CODES + SCALES) + tile * ZEROS;
   if constexpr (SCALES > 0) item.scale = load<SCALE_WORDS>(scale);
   if constexpr (ZERO == 1) item.zero.at[0] = load<1>(zero + ((lane >> 2) * NG & ~3)).at[0] >> ((lane >> 2) * NG % 4 * 8);
   if constexpr (ZERO == 2) item.zero = load<ZERO == 1 ? 1 : NG>(zero + (lane >> 2) * (4 * NG));
@@ -76,10 +77,9 @@ typedef u32 Tokens[NT][STEPS * 2];   // B operands of a block of x
 typedef float Totals[NT][NG][2];     // sum(x) of each scale group, for this lane's two tokens
 
 // One tile's product over a block, scaled and added to `sum`. Integers enter as BASE + code and zeros leave through
-// sum(x): scale * (sum((BASE + code) x) - (BASE + zero) sum(x)), so that no code is converted more than once. Floating-
-// point codes enter scaled: the product of code and scale is exact.
+// sum(x): scale * (sum((BASE + code) x) - (BASE + zero) sum(x)), so that no code is converted more than once.
 DEVICE void multiply(float (*sum)[4], const Item& item, const Tokens& b, const Totals& total) {
-  constexpr bool HALVES = FLOATING || NG == 1;  // two chains, so that fewer products wait for each other
+  constexpr bool HALVES = NG == 1;  // two chains, so that fewer products wait for each other
   constexpr int CHAINS = HALVES ? 2 : NG;
   float c[CHAINS][NT][4];
 #pragma unroll
@@ -101,11 +101,56 @@ DEVICE void multiply(float (*sum)[4], const Item& item, const Tokens& b, const T
     for (int n = 0; n < NT; n++) mma(c[i][n], a, b[n][2 * k], b[n][2 * k + 1]);
   }
 #pragma unroll
-  for (int i = 0; i < (FLOATING ? 1 : NG); i++) {
-    const float low = FLOATING ? 1.f : low_float(item.scale.at[i]), high = FLOATING ? 1.f : high_float(item.scale.at[i]);
+  for (int i = 0; i < NG; i++) {
+    const float low = low_float(item.scale.at[i]), high = high_float(item.scale.at[i]);
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) sum[n][e] += (e < 2 ? low : high) * (HALVES ? c[0][n][e] + c[1][n][e] : c[i][n][e]);
   }
+}
+
+// The same of `COUNT` tiles of floating-point codes, which enter scaled: the product of code and scale is exact. Sums
+// stay with the matrix units, and neighbouring tiles take turns, so that fewer products wait for each other.
+template <int COUNT> DEVICE void multiply_floating(float (*sum)[NT][4], const Item* item, const Tokens& b) {
+  u32 a[4];
+#pragma unroll
+  for (int k = 0; k < STEPS; k++)
+#pragma unroll
+    for (int t = 0; t < COUNT; t++) {
+      fragment(a, item[t], k);
+#pragma unroll
+      for (int n = 0; n < NT; n++) mma(sum[t][n], a, b[n][2 * k], b[n][2 * k + 1]);
+    }
+}
+
+// The same where SPREAD: step k of the only token is column k of b and the others are zero, so that a column's sum is
+// that of one scale. Scales go into these few sums, and codes enter as they are: subnormal, which matrix units take. What
+// they lack in size is shared by x (finite below 2^64) and the scales.
+constexpr u32 LIFT = 0x5F805F80u, LIFTED = 0x50005000u;  // 2^64; the top of the exponents of scales, less that
+template <int COUNT> DEVICE void multiply_spread(float (*sum)[NT][4], const Item* item, const Tokens& b, int lane) {
+  float c[COUNT][4] = {};
+#pragma unroll
+  for (int k = 0; k < STEPS; k++)
+#pragma unroll
+    for (int t = 0; t < COUNT; t++) {
+      constexpr int EACH = STEPS / CHUNKS;
+      u32 a[4];
+#pragma unroll
+      for (int p = 0; p < 4; p++) a[p] = floating_pair(item[t].code[k / EACH][p], k % EACH);
+      mma(c[t], a, b[0][2 * k], b[0][2 * k + 1]);
+    }
+#pragma unroll
+  for (int t = 0; t < COUNT; t++) {
+    const u32 w = item[t].scale.at[0];  // of columns 2 (lane % 4) and the next: two groups, or one of two
+    const u32 even = scale_pair<LIFTED>(NG == 8 ? w : turned(w, lane % 2 * 8), 0), odd = NG == 8 ? scale_pair<LIFTED>(w, 1) : even;
+    float* to = sum[t][0];
+    to[0] += low_float(even) * c[t][0], to[1] += low_float(odd) * c[t][1];
+    to[2] += high_float(even) * c[t][2], to[3] += high_float(odd) * c[t][3];
+  }
+}
+DEVICE void add_columns(float* sum) {  // of all groups, into column 0
+  sum[0] += sum[1], sum[2] += sum[3];
+#pragma unroll
+  for (int i = 1; i < 4; i *= 2) sum[0] += __shfl_xor_sync(~0u, sum[0], i), sum[2] += __shfl_xor_sync(~0u, sum[2], i);
 }

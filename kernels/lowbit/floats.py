@@ -5,10 +5,11 @@ in the lowest exponent and highest mantissa bits, subnormal codes included, it *
 two. Words of 32 bits hold one such pattern in each half for every matrix step; later steps lie rotated by an amount at
 which all find room. For float16 the kernels move the pattern up by the three exponent bits that it has fewer.
 
-Scales of blocks are bytes of five exponent and three mantissa bits, never subnormal, with the halves of the byte
-exchanged: two copies of it, a mask and three more exponent bits make the bfloat16 that takes the power of two away
-again. Blocks whose scale is zero, or 2^-30 of what others of their row have, become zero. Factors of rows, float32,
-hold what does not fit a byte; kernels apply them to sums.
+Scales of blocks are bytes of five exponent and three mantissa bits, never subnormal: where a mask leaves them in both
+halves of a word, three more exponent bits make the bfloat16 that takes the power of two away again. A word holds the
+scales of two rows and two neighbouring blocks, one pair in its place and the other rotated by eight bits. Blocks whose
+scale is zero, or 2^-30 of what others of their row have, become zero. Factors of rows, float32, hold what does not fit
+a byte; kernels apply them to sums.
 """
 
 from __future__ import annotations
@@ -79,13 +80,27 @@ def block_scales(scale: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
         factors = torch.exp2((most + (UNIT[bits] - MOST)).double()).float().view(-1)
         nothing = fields < 1
     byte = fields.clamp(1, MOST) << 3 | fraction
-    return (byte << 4 | byte >> 4).to(torch.uint8), factors, nothing
+    return byte.to(torch.uint8), factors, nothing
 
 
 def stored_scales(stored: Tensor, bits: int) -> Tensor:
     """Bytes of `block_scales` as float32: times factors, they are the scales."""
-    byte = stored.to(torch.int32) << 4 | stored.to(torch.int32) >> 4
-    return torch.exp2((byte >> 3 & 31) - UNIT[bits]) * (1 + (byte & 7) / 8)
+    byte = stored.to(torch.int32)
+    return torch.exp2((byte >> 3) - UNIT[bits]) * (1 + (byte & 7) / 8)
+
+
+def pack_scales(pairs: Tensor) -> Tensor:
+    """Bytes [..., blocks, 2] of two rows and an even number of blocks, each two blocks made one word of four bytes."""
+    first, second, third, fourth = pairs.unflatten(-2, (-1, 2)).flatten(-2).unbind(-1)
+    bytes_ = torch.stack((first, fourth, second, third), dim=-1)
+    return (bytes_ << 4 | bytes_.roll(1, dims=-1) >> 4).view_as(pairs)
+
+
+def unpack_scales(words: Tensor) -> Tensor:
+    """`pack_scales` back to the bytes."""
+    packed = words.unflatten(-2, (-1, 2)).flatten(-2)
+    first, fourth, second, third = (packed >> 4 | packed.roll(-1, dims=-1) << 4).unbind(-1)
+    return torch.stack((first, second, third, fourth), dim=-1).view_as(words)
 
 
 def _patterns(codes: Tensor, bits: int) -> Tensor:

@@ -12,9 +12,10 @@ columns 2 c, 2 c + 1 and those plus 8. Weights are the A operand here (tokens ar
 - with 8-bit activations the step is 16 x 32, words hold four neighbouring columns of one step, a piece is one step.
 
 4-bit integers are stored plus 8 (0 … 15). Scales come in pairs (row r, r + 8), the `per_block` groups of a block side
-by side: [row tiles, blocks, 8, 8, per_block, 2]; integer zeros (plus 8) as bytes low nibble row r, high nibble row r +
-8; other zeros like scales, less their own scale. Scales along no group ("channel") have one block. Factors of whole
-rows, float32, are for the sums. Rows and inputs are padded to whole blocks with zeros.
+by side: [row tiles, blocks, 8, 8, per_block, 2], those of floating-point codes in words as in `floats.py`; integer
+zeros (plus 8) as bytes low nibble row r, high nibble row r + 8; other zeros like scales, less their own scale. Scales
+along no group ("channel") have one block. Factors of whole rows, float32, are for the sums. Rows and inputs are padded
+to whole blocks with zeros.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def arrange_floating(codes: Tensor, scale: Tensor | None, factors: Tensor | None
         stored, left, nothing = floats.block_scales(scale, bits)
         rows = rows * left
         codes = codes.masked_fill(nothing.repeat_interleave(group, dim=1)[:, :in_features], 0)
-        pairs = _pairs(stored, -(-in_features // BLOCK), BLOCK // group)
+        pairs = floats.pack_scales(_pairs(stored, -(-in_features // BLOCK), BLOCK // group))
     fragments = _fragments(codes, bits, floating=True)
     return Arranged(fragments, pairs, None, bits, group, out_features, in_features, True, factors=rows)
 
@@ -185,7 +186,8 @@ def restore(weight: Arranged) -> tuple[Tensor, Tensor | None, Tensor | None]:
     groups = -(-weight.in_features // weight.group) if weight.group else 1
     scales = zeros = None
     if weight.scales is not None:
-        scales = _unpaired(weight.scales)[: weight.out_features, :groups]
+        stored = floats.unpack_scales(weight.scales) if weight.floating else weight.scales
+        scales = _unpaired(stored)[: weight.out_features, :groups]
         scales = floats.stored_scales(scales, weight.bits) if weight.floating else scales.float()
     if weight.zeros is not None:
         zeros = weight.zeros

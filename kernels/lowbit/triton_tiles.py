@@ -118,10 +118,8 @@ def floating_number(pairs, BITS: tl.constexpr):
 
 
 @triton.jit
-def byte_scales(stored, BITS: tl.constexpr):
-    """Bytes of `floats.block_scales` as float32, in the unit of the codes' own values."""
-    byte = stored.to(tl.uint32)
-    byte = ((byte << 4) | (byte >> 4)) & 255
+def byte_scales(byte, BITS: tl.constexpr):
+    """Bytes of `floats.block_scales`, uint32, as float32, in the unit of the codes' own values."""
     field = (byte >> 3) + (127 - 29 if BITS == 4 else 127 - 23)
     return (field << 23 | (byte & 7) << 20).to(tl.float32, bitcast=True)
 
@@ -178,8 +176,11 @@ def weight_block(
 def floating_scaled(q, scales_ptr, lane, high, BITS: tl.constexpr, GROUPED: tl.constexpr, NG: tl.constexpr):
     """Numbers [rows, 128] times their bytes of scales."""
     if GROUPED:
-        stored = tl.load(scales_ptr + (lane[:, None] * NG + tl.arange(0, NG)[None, :]) * 2 + high[:, None])
-        q = q * spread(byte_scales(stored, BITS), NG)
+        group = tl.arange(0, NG)[None, :]
+        word = scales_ptr + (lane[:, None] * NG + (group & ~1)) * 2
+        at = tl.where(group % 2 == 0, 2 * high[:, None], 3 - 2 * high[:, None])  # its place before the word was turned
+        byte = (tl.load(word + at).to(tl.uint32) >> 4) | ((tl.load(word + (at + 1) % 4).to(tl.uint32) << 4) & 255)
+        q = q * spread(byte_scales(byte, BITS), NG)
     return q
 
 

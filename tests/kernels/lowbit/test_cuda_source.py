@@ -52,7 +52,7 @@ def test_sources_compile(sample, bits, group, zero, dtype, narrow, tmp_path, mon
 def test_floating_point_sources_compile(float_sample, kind, dtype, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv(nvrtc.CACHE_VARIABLE, str(tmp_path))
     weight = float_sample(kind, 128, 256).arranged
-    for tokens in (3, 300):
+    for tokens in (1, 3, 300):
         config = reasoned(weight, tokens, 132)
         if isinstance(config, DecodeConfig):
             name, macros = "decode", cuda_decode.macros(weight, dtype, tokens, config)
@@ -94,6 +94,17 @@ def test_only_8_bit_floating_point_sums_leave_the_matrix_units(sample, float_sam
         (integer, GemmConfig(), 0),
     ):
         assert cuda_gemm.macros(weight, torch.bfloat16, config)["EXACT"] == exact
+
+
+def test_one_token_spreads_over_the_columns_where_codes_have_scales_of_groups(sample, float_sample) -> None:
+    for weight, tokens, config, spread in (
+        (float_sample("nvfp4", 128, 256).arranged, 1, DecodeConfig(), 1),
+        (float_sample("nvfp4", 128, 256).arranged, 1, DecodeConfig(spread=0), 0),
+        (float_sample("mxfp8", 128, 256).arranged, 2, DecodeConfig(), 0),
+        (float_sample("fp8", 128, 256).arranged, 1, DecodeConfig(), 0),
+        (sample(128, 256).arranged, 1, DecodeConfig(), 0),
+    ):
+        assert cuda_decode.macros(weight, torch.bfloat16, tokens, config)["SPREAD"] == spread
 
 
 class Launches:

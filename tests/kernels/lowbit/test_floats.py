@@ -34,10 +34,15 @@ def floating_pair(word: int, which: int, bits: int, half: bool) -> int:
 
 
 def scale_pair(word: int, which: int, half: bool) -> int:
-    """`scale_pair` of common.cuh: bytes 2 which and 2 which + 1 twice each, in the low and the high half."""
-    low, high = word >> (16 * which) & 255, word >> (16 * which + 8) & 255
-    v = (low * 0x101 | (high * 0x101) << 16) & 0x0FF00FF0
+    """`scale_pair` of common.cuh, operation by operation."""
+    v = rotated(word, 8 * which) & 0x0FF00FF0
     return v << 3 if half else v | 0x70007000
+
+
+def scale_word(scales: list[int]) -> int:
+    """Four bytes of scales: two rows of one block, then of the next."""
+    packed = floats.pack_scales(torch.tensor(scales, dtype=torch.uint8).view(2, 2))
+    return int.from_bytes(bytes(packed.flatten().tolist()), "little")
 
 
 def number(pattern: int, half: bool) -> float:
@@ -75,6 +80,11 @@ def test_words_there_and_back(bits: int) -> None:
     assert torch.equal(floats.unpack_words(floats.pack_words(codes, bits), bits), codes)
 
 
+def test_scales_there_and_back() -> None:
+    scales = torch.randint(0, 256, (3, 5, 8, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(floats.unpack_scales(floats.pack_scales(scales)), scales)
+
+
 @pytest.mark.parametrize("half", [False, True])
 def test_products_with_nvfp4_scales_are_exact(half: bool) -> None:
     """Every code times every scale, multiplied in the type of the activations, times the factor of the row."""
@@ -84,12 +94,27 @@ def test_products_with_nvfp4_scales_are_exact(half: bool) -> None:
     kind = np.float16 if half else ml_dtypes.bfloat16
     words = [word_of([[0, 0, code, 0], [0, 0, 0, 0]], 4) for code in range(16)]
     numbers = [kind(number(floating_pair(word, 2, 4, half) & 0xFFFF, half)) for word in words]
-    places = itertools.cycle(((0, 0), (0, 8), (1, 16), (1, 24)))
-    for scale, byte, (which, shift) in zip(scales.float().tolist()[1:], stored[0].tolist()[1:], places, strict=False):
-        pattern = scale_pair(byte << shift, which, half) >> (shift % 16 * 2) & 0xFFFF
+    given, generator = scales.float().tolist(), torch.Generator().manual_seed(0)
+    for index, place in itertools.product(range(1, 127), range(4)):
+        scale, around = given[index], torch.randint(256, (4,), generator=generator).tolist()
+        around[place] = int(stored[0, index])
+        pattern = scale_pair(scale_word(around), place // 2, half) >> (16 * (place % 2)) & 0xFFFF
         times = kind(number(pattern, half))
         for code, value in enumerate(numbers):
             assert float(np.multiply(value, times)) * float(factors) == meaning(code, 4) * scale
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_less_what_lifts_the_inputs(bits: int) -> None:
+    """`LIFT` and `LIFTED` of decode_tile.cuh: one token's inputs are times 2^64, which its scales lack."""
+    assert number(0x5F80, False) == 2.0**64
+    for byte in range(8, 248):
+        word = scale_word([0, 0, 0, byte])
+        lifted = rotated(word, 8) & 0x0FF00FF0 | 0x50005000
+        assert number(lifted >> 16, False) * 2.0**64 == number(scale_pair(word, 1, False) >> 16, False)
+        assert number(scale_pair(word, 1, False) >> 16, False) * 2.0 ** -(126 if bits == 4 else 120) == float(
+            floats.stored_scales(torch.tensor([byte], dtype=torch.uint8), bits)
+        )
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -100,7 +125,7 @@ def test_powers_of_two_are_relative_to_the_largest_of_their_row(bits: int, half:
     assert nothing.tolist() == [[True, False, False, False]] * 3
     unit = {(4, False): 126, (8, False): 120, (4, True): 14, (8, True): 8}[bits, half]
     for row, column in itertools.product(range(3), range(1, 4)):
-        pattern = scale_pair(int(stored[row, column]), 0, half) & 0xFFFF
+        pattern = scale_pair(scale_word([int(stored[row, column]), 0, 0, 0]), 0, half) & 0xFFFF
         wanted = 2.0 ** (int(exponents[row, column]) - 127)
         assert number(pattern, half) * 2.0**-unit * float(factors[row]) == wanted
 
@@ -115,7 +140,7 @@ def test_bytes_decode_to_what_kernels_see(bits: int) -> None:
 def test_the_largest_numbers_fit_float16() -> None:
     """E4M3's largest code times the largest byte: beyond it, products in float16 would be infinite."""
     stored, _, _ = floats.block_scales(torch.tensor([[127]], dtype=torch.uint8), 8)
-    scale = number(scale_pair(int(stored), 0, True) & 0xFFFF, True)
+    scale = number(scale_pair(scale_word([int(stored), 0, 0, 0]), 0, True) & 0xFFFF, True)
     code = number(floating_pair(word_of([[0x7E, 0], [0, 0]], 8), 0, 8, True) & 0xFFFF, True)
     assert np.isfinite(np.float16(code) * np.float16(scale))
 

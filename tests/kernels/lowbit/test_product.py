@@ -173,6 +173,21 @@ def test_decode_both_ways(sample, error, device, counted, cluster, grid) -> None
 
 
 @gpu
+@pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "mxfp8"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("counted", "cluster"), [(0, 1), (1, 1), (0, 2), (1, 2)])
+def test_scales_of_one_token_go_into_sums_or_codes(float_sample, error, device, kind, dtype, counted, cluster) -> None:
+    weight = float_sample(kind, 1096, 1088, device)
+    x = torch.randn(1, 1088, device=device, dtype=dtype)
+    exact = x.double().cpu() @ weight.exact.T
+    for spread, grid in ((0, 132), (1, 132), (1, 8)):
+        y = torch.empty(1, 1096, device=device, dtype=dtype)
+        config = DecodeConfig(pairs=2, depth=2, cluster=cluster, counted=counted, grid=grid, spread=spread)
+        cuda_decode.decode(x, weight.arranged, y, config, None, False)
+        assert error(y, exact) < 1.5 * error(exact.to(dtype), exact)
+
+
+@gpu
 @pytest.mark.parametrize(
     "shape", [{"splits": 3}, {"pair": 2}, {"depth": 2, "splits": 2}, {"ways": 2}, {"tail": 3, "splits": 2}]
 )
