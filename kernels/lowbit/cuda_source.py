@@ -14,6 +14,11 @@ from ..cuda.source import DEVICE, loaded, wgmma
 from .layout import Arranged
 
 _FOLDER = Path(__file__).parent
+_PARTS = {
+    "decode": ("common", "decode_tile"),
+    "gemm": ("common", "gemm_tile", "gemm_numbers", "gemm_finish"),
+}
+"""What comes in front of a kernel's own source, by its name."""
 
 
 class Weights(ctypes.Structure):
@@ -91,9 +96,9 @@ def kernel(name: str, macros: Mapping[str, int], shared_bytes: int) -> driver.Ke
 
 def cubin(name: str, macros: Mapping[str, int], arch: str) -> bytes:
     """Machine code of the kernel `name` under `macros`; needs NVRTC, no GPU."""
-    special = wgmma(*_instruction(macros)) if name == "gemm" else (_FOLDER / "decode_tile.cuh").read_text()
-    parts = [DEVICE, (_FOLDER / "common.cuh").read_text(), special, (_FOLDER / f"{name}.cu").read_text()]
-    return nvrtc.compile_cubin("\n".join(parts), macros, arch)
+    files = [_FOLDER / f"{part}.cuh" for part in _PARTS[name]] + [_FOLDER / f"{name}.cu"]
+    instruction = wgmma(*_instruction(macros)) if name == "gemm" else ""
+    return nvrtc.compile_cubin("\n".join([DEVICE, instruction, *(file.read_text() for file in files)]), macros, arch)
 
 
 def _instruction(macros: Mapping[str, int]) -> tuple[int, str]:

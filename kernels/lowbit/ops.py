@@ -1,20 +1,23 @@
 """The products as PyTorch operators, so that `torch.compile` and CUDA graphs take them as they are.
 
 `compress_llm::linear` and `compress_llm::narrow_linear` take a weight in fragment order apart into tensors and numbers,
-which is what an operator may be given; `compress_llm::quantize_tokens` makes the 8-bit activations.
+which is what an operator may be given; `compress_llm::quantize_tokens` and `compress_llm::quantize_blocks` make the
+8-bit activations.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...formats.float_grids import E4M3
 from ...formats.grids import INT8
 from ...formats.scheme import Activation
 from ..activations import activation_codes, quantize_activation
 from .layout import Arranged
-from .product import product
+from .narrow import shuffled
+from .product import as_multiplied, product
 
 
 @torch.library.custom_op("compress_llm::linear", mutates_args=())
@@ -54,20 +57,38 @@ def _(
 
 @torch.library.custom_op("compress_llm::narrow_linear", mutates_args=())
 def narrow_linear(
-    x: Tensor, token_scale: Tensor, codes: Tensor, factors: Tensor, bias: Tensor | None, dtype: torch.dtype
+    x: Tensor,
+    token_scale: Tensor,
+    codes: Tensor,
+    scales: Tensor | None,
+    factors: Tensor | None,
+    bias: Tensor | None,
+    bits: int,
+    group: int,
+    out_features: int,
+    dtype: torch.dtype,
 ) -> Tensor:
     """x [M, in] weight^T, both int8 or both float8_e4m3fn, scaled, + bias: [M, out] in `dtype`."""
     floating = x.dtype == torch.float8_e4m3fn
-    weight = Arranged(codes, None, None, 8, 0, factors.shape[0], x.shape[1], floating, True, factors)
+    weight = Arranged(codes, scales, None, bits, group, out_features, x.shape[1], floating, True, factors)
     return product(x, weight, bias, token_scale, dtype)
 
 
 @narrow_linear.register_fake
 def _(
-    x: Tensor, token_scale: Tensor, codes: Tensor, factors: Tensor, bias: Tensor | None, dtype: torch.dtype
+    x: Tensor,
+    token_scale: Tensor,
+    codes: Tensor,
+    scales: Tensor | None,
+    factors: Tensor | None,
+    bias: Tensor | None,
+    bits: int,
+    group: int,
+    out: int,
+    dtype: torch.dtype,
 ) -> Tensor:
-    del token_scale, codes, bias
-    return x.new_empty(x.shape[0], factors.shape[0], dtype=dtype)
+    del token_scale, codes, scales, factors, bias, bits, group
+    return x.new_empty(x.shape[0], out, dtype=dtype)
 
 
 @torch.library.custom_op("compress_llm::quantize_tokens", mutates_args=())
@@ -92,6 +113,28 @@ def quantize_tokens(x: Tensor, input_scale: Tensor | None, floating: bool) -> tu
 def _(x: Tensor, input_scale: Tensor | None, floating: bool) -> tuple[Tensor, Tensor]:
     del input_scale
     return torch.empty_like(x, dtype=_narrow(floating)), x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op("compress_llm::quantize_blocks", mutates_args=())
+def quantize_blocks(x: Tensor, group: int, floating: bool) -> tuple[Tensor, Tensor]:
+    """x [M, in] as codes [M, in], int8 or float8_e4m3fn, and float32 scales: see `triton_quantize_blocks.quantize`."""
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+        from .triton_quantize_blocks import quantize
+
+        return quantize(x.contiguous(), group, floating, torch.cuda.get_device_capability(x.device) >= (9, 0))
+    grid = E4M3 if floating else INT8
+    kind = Activation(grid, "group", group_size=group) if group else Activation(grid)
+    codes, scale = activation_codes(x, kind)
+    codes, scale = codes.to(_narrow(floating)).view(x.shape), scale.float().view(x.shape[0], -1)
+    if group == 0:
+        return shuffled(codes), scale.view(-1)
+    return codes, pad(scale, (0, 0, 0, -x.shape[0] % 4)).T.contiguous()
+
+
+@quantize_blocks.register_fake
+def _(x: Tensor, group: int, floating: bool) -> tuple[Tensor, Tensor]:
+    size = (x.shape[1] // group, (x.shape[0] + 3) // 4 * 4) if group else (x.shape[0],)
+    return torch.empty_like(x, dtype=_narrow(floating)), x.new_empty(size, dtype=torch.float32)
 
 
 def _narrow(floating: bool) -> torch.dtype:
@@ -119,8 +162,12 @@ def inputs(
     """What `product` with `weight` takes for inputs x [M, in] that are quantised as `activation` says.
 
     Codes and float32 scales of tokens where the weight is for 8-bit activations, which are scaled by what is found in
-    each token or all by `input_scale` [1]; else `x` as rounded, and None.
+    each token, in 128 inputs of it where the weight has scales of blocks, or all by `input_scale` [1]; else `x` as
+    rounded, and None.
     """
+    if weight.narrow and weight.group:
+        group = weight.group if weight.has_block_scales else 0
+        return torch.ops.compress_llm.quantize_blocks(x, group, weight.floating)
     if weight.narrow:
         return torch.ops.compress_llm.quantize_tokens(x, input_scale, weight.floating)
     if activation is None:
@@ -142,9 +189,13 @@ def apply(
 
     `activation` and `input_scale` are as for `inputs`.
     """
-    flat, token_scale = inputs(x.reshape(-1, x.shape[-1]), weight, activation, input_scale)
+    flat = x.reshape(-1, x.shape[-1])
+    weight = as_multiplied(weight, activation, flat.shape[0], x.dtype)
+    flat, token_scale = inputs(flat, weight, activation, input_scale)
     if weight.narrow:
-        y = torch.ops.compress_llm.narrow_linear(flat, token_scale, weight.codes, weight.factors, bias, x.dtype)
+        kind = (weight.bits, weight.group, weight.out_features, x.dtype)
+        parts = (weight.codes, weight.scales, weight.factors)
+        y = torch.ops.compress_llm.narrow_linear(flat, token_scale, *parts, bias, *kind)
     else:
         kind = (weight.bits, weight.group, weight.out_features, weight.floating)
         y = torch.ops.compress_llm.linear(flat, *weight.tensors, bias, *kind)
