@@ -23,11 +23,44 @@ DEVICE void release(const Ring& ring, int slot, int lane) {
   arrive(PAIR > 1 ? in_rank(empty, lane) : empty);
 }
 
+DEVICE void both_operands(u32 (*a)[HALF_STEPS][4], u32 stage, int warp, int lane) {
+  operands(a[0], stage, {}, 0, warp, lane), operands(a[1], stage, {}, 1, warp, lane);
+}
+// Starts the products of a block of 8-bit inputs with COLUMNS tokens from `first` on.
+DEVICE void multiply_block(Product* part, const u32 (*a)[HALF_STEPS][4], u32 stage, int first) {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+  for (int k = 0; k < STEPS; k++) wgmma(part, a[k / HALF_STEPS][k % HALF_STEPS], tokens_at(stage) + first * 8 + k * 2, k > 0);
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// As `multiply` below, block after block: while one warpgroup adds, the other's products run.
+DEVICE void multiply_exactly(Sum* sum, const Ring& ring, const Place& p, int way, int warp, int lane) {
+  int slot = way, parity = 0;
+  for (int s = way; s < p.steps; s += WAYS) {
+    const u32 stage = ring.stages + slot * STAGE;
+    u32 a[2][HALF_STEPS][4];
+    wait(ring.full + slot * 8, parity);
+    both_operands(a, stage, warp, lane);
+#pragma unroll
+    for (int c = 0; c < TOKENS; c += COLUMNS) {
+      Product part[COLUMNS / 2];
+      multiply_block(part, a, stage, c);
+      settle<COLUMNS / 2>(part);
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 2; i++) sum[c / 2 + i] += part[i];
+    }
+    release(ring, slot, lane);
+    slot += WAYS;
+    if (slot >= STAGES) slot -= STAGES, parity ^= 1;
+  }
+}
+
 // The scale of 128 rows for block `step` of inputs, where they share one.
 DEVICE float block_scale(const Weights& w, const Place& p, int step) {
   if constexpr (T_BYTES == 0) return 1.f;
   float v;
-  const float* at = (const float*)w.scales + (i64)min(p.row_tile, w.row_tiles - 1) * w.blocks + min(p.first + step, w.blocks - 1);
+  const float* at = (const float*)w.scales + (i64)min(p.row_tile, w.row_tiles - 1) * w.blocks + p.first + step;
   asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(v) : "l"(at));
   return v;
 }
@@ -46,36 +79,35 @@ DEVICE void add_block(Sum* sum, const Product* part, float scale, u32 stage, int
       token[0] = __uint_as_float(t.at[0]), token[1] = __uint_as_float(t.at[1]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      if constexpr (GROUPED) sum[4 * j + i] += part[4 * j + i] * (row[i / 2] * token[i % 2]);
-      else sum[4 * j + i] += part[4 * j + i];
-    }
+    for (int i = 0; i < 4; i++) sum[4 * j + i] += part[4 * j + i] * (row[i / 2] * token[i % 2]);
   }
 }
-// As `multiply` below, block after block: while one warpgroup adds, the other's products run.
-DEVICE void multiply_exactly(Sum* sum, const Ring& ring, const Weights& w, const Place& p, int way, int warp, int lane) {
+
+// The same where blocks have scales of their own: the operands for the next block are made while the products of this
+// one run.
+DEVICE void multiply_scaled(Sum* sum, const Ring& ring, const Weights& w, const Place& p, int way, int warp, int lane) {
+  static_assert(STAGES > WAYS, "the next block of inputs comes before this one is released");
+  u32 a[2][HALF_STEPS][4], next[2][HALF_STEPS][4];
   int slot = way, parity = 0;
-  float next = block_scale(w, p, way);
+  if (way < p.steps) wait(ring.full + slot * 8, parity), both_operands(next, ring.stages + slot * STAGE, warp, lane);
   for (int s = way; s < p.steps; s += WAYS) {
-    const u32 stage = ring.stages + slot * STAGE;
-    u32 a[2][HALF_STEPS][4];
-    wait(ring.full + slot * 8, parity);
-    operands(a[0], stage, {}, 0, warp, lane), operands(a[1], stage, {}, 1, warp, lane);
-    const float scale = next;
-    next = block_scale(w, p, s + WAYS);
+    const int now = slot;
+    const u32 stage = ring.stages + now * STAGE;
+    const float scale = block_scale(w, p, s);
+    slot += WAYS;
+    if (slot >= STAGES) slot -= STAGES, parity ^= 1;
+#pragma unroll
+    for (int i = 0; i < STEPS * 4; i++) (&a[0][0][0])[i] = (&next[0][0][0])[i];
 #pragma unroll
     for (int c = 0; c < TOKENS; c += COLUMNS) {
       Product part[COLUMNS / 2];
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-      for (int k = 0; k < STEPS; k++) wgmma(part, a[k / HALF_STEPS][k % HALF_STEPS], tokens_at(stage) + c * 8 + k * 2, k > 0);
-      asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+      multiply_block(part, a, stage, c);
+      if (c == 0 && s + WAYS < p.steps) wait(ring.full + slot * 8, parity), both_operands(next, ring.stages + slot * STAGE, warp, lane);
       settle<COLUMNS / 2>(part);
       add_block(sum + c / 2, part, scale, stage, c, warp, lane);
     }
-    release(ring, slot, lane);
-    slot += WAYS;
-    if (slot >= STAGES) slot -= STAGES, parity ^= 1;
+    __syncwarp();  // every lane has read its scales
+    release(ring, now, lane);
   }
 }
 
@@ -139,7 +171,8 @@ gemm(const __grid_constant__ Map x_map, Weights w, Output out, Quad* workspace, 
     Sum sum[TOKENS / 8][4], own[OWN][4];
 #pragma unroll
     for (int i = 0; i < TOKENS / 2; i++) (&sum[0][0])[i] = 0;
-    if constexpr (EXACT) multiply_exactly(&sum[0][0], ring, w, p, way, warp & 7, lane);
+    if constexpr (NARROW && GROUPED) multiply_scaled(&sum[0][0], ring, w, p, way, warp & 7, lane);
+    else if constexpr (EXACT) multiply_exactly(&sum[0][0], ring, p, way, warp & 7, lane);
     else multiply((Product*)&sum[0][0], ring, w, p, way, warp & 7, lane);
     if constexpr (PARTS > 1) gather(own, &sum[0][0], memory, p, way, threadIdx.x & 255);
     else {
