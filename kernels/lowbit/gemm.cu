@@ -6,8 +6,10 @@
 // cluster are PAIR row tiles that fetch x for each other, or DEPTH parts of K whose sums meet in shared memory. Beyond
 // that, the result's tiles from number `whole` on are made in `splits` parts of K: the part that arrives last adds all in
 // order. Macros beside common.cuh's: TOKENS, STAGES, WAYS, PAIR, DEPTH (one of the two is 1), PER_SM, and EXACT: 1 keeps
-// no sum in the matrix units for longer than a block of inputs, because those of 8-bit floats keep few digits. The
-// launcher puts `wgmma(Product*, const u32*, u64, bool add)` for COLUMNS columns in front.
+// no sum in the matrix units for longer than a block of inputs, because those of 8-bit floats keep few digits, or because
+// the block has scales of its own (NARROW and GROUPED): float32 [row tiles, blocks] and [blocks, tokens] of 8-bit codes,
+// those of rows of 4-bit codes. The launcher puts `wgmma(Product*, const u32*, u64, bool add)` for COLUMNS columns in
+// front, then gemm_tile.cuh, gemm_numbers.cuh and gemm_finish.cuh.
 DEVICE void hold(int& v) { asm volatile("" : "+r"(v) :: "memory"); }
 DEVICE void hold(float& v) { asm volatile("" : "+f"(v) :: "memory"); }
 // Waits for all products; the sums change behind the compiler's back, so no copy may move above the wait.

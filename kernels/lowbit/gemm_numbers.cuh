@@ -50,7 +50,7 @@ DEVICE void operands(u32 (*a)[4], u32 stage, const Meaning& fixed, int half, int
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
       const int step = i * EACH + j;
-      if constexpr (NARROW && BITS == 4) {  // inputs come in the order in which this unpacks: layout.shuffled
+      if constexpr (NARROW && BITS == 4) {  // inputs come in the order in which this unpacks: narrow.py
 #pragma unroll
         for (int p = 0; p < 2; p++) {
           const Bytes v = eight_bits(w.at[2 * j + p]);

@@ -1,8 +1,8 @@
 """The products as PyTorch operators, so that `torch.compile` and CUDA graphs take them as they are.
 
-`compress_llm::linear` and `compress_llm::narrow_linear` take a weight in fragment order apart into tensors and numbers,
-which is what an operator may be given; `compress_llm::quantize_tokens` and `compress_llm::quantize_blocks` make the
-8-bit activations.
+`compress_llm::linear`, `compress_llm::narrow_linear` and `compress_llm::mixed_linear` take a weight in fragment order
+apart into tensors and numbers, which is what an operator may be given; `compress_llm::quantize_tokens` and
+`compress_llm::quantize_blocks` make the 8-bit activations.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ...formats.float_grids import E4M3
 from ...formats.grids import INT8
 from ...formats.scheme import Activation
 from ..activations import activation_codes, quantize_activation
-from .layout import Arranged
+from .layout import BLOCK, Arranged
 from .narrow import shuffled
-from .product import as_multiplied, product
+from .product import as_multiplied, is_mixed, product
 
 
 @torch.library.custom_op("compress_llm::linear", mutates_args=())
@@ -63,14 +63,15 @@ def narrow_linear(
     scales: Tensor | None,
     factors: Tensor | None,
     bias: Tensor | None,
-    bits: int,
-    group: int,
     out_features: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """x [M, in] weight^T, both int8 or both float8_e4m3fn, scaled, + bias: [M, out] in `dtype`."""
-    floating = x.dtype == torch.float8_e4m3fn
-    weight = Arranged(codes, scales, None, bits, group, out_features, x.shape[1], floating, True, factors)
+    """x [M, in] weight^T, both int8 or both float8_e4m3fn, scaled, + bias: [M, out] in `dtype`.
+
+    The weight has `scales` of blocks, or `factors` of rows.
+    """
+    floating, group = x.dtype == torch.float8_e4m3fn, 0 if scales is None else BLOCK
+    weight = Arranged(codes, scales, None, 8, group, out_features, x.shape[1], floating, True, factors)
     return product(x, weight, bias, token_scale, dtype)
 
 
@@ -82,13 +83,32 @@ def _(
     scales: Tensor | None,
     factors: Tensor | None,
     bias: Tensor | None,
-    bits: int,
-    group: int,
     out: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    del token_scale, codes, scales, factors, bias, bits, group
+    del token_scale, codes, scales, factors, bias
     return x.new_empty(x.shape[0], out, dtype=dtype)
+
+
+@torch.library.custom_op("compress_llm::mixed_linear", mutates_args=())
+def mixed_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, out_features: int, floating: bool
+) -> Tensor:
+    """x [M, in], quantised to a scale a token and int8 or E4M3, times a 4-bit weight^T, + bias: [M, out] like `x`.
+
+    One operator, because the number of tokens decides what is multiplied.
+    """
+    activation = Activation(E4M3 if floating else INT8)
+    stored = Arranged(codes, scales, None, 4, BLOCK, out_features, x.shape[1])
+    weight = as_multiplied(stored, activation, x.shape[0], x.dtype)
+    given, token_scale = inputs(x, weight, activation)
+    return product(given, weight, bias, token_scale, x.dtype)
+
+
+@mixed_linear.register_fake
+def _(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, out: int, floating: bool) -> Tensor:
+    del codes, scales, bias, floating
+    return x.new_empty(x.shape[0], out)
 
 
 @torch.library.custom_op("compress_llm::quantize_tokens", mutates_args=())
@@ -190,12 +210,15 @@ def apply(
     `activation` and `input_scale` are as for `inputs`.
     """
     flat = x.reshape(-1, x.shape[-1])
-    weight = as_multiplied(weight, activation, flat.shape[0], x.dtype)
+    if activation is not None and is_mixed(weight, activation):
+        floating = activation.grid.name == "e4m3"
+        parts = (weight.codes, weight.scales, bias)
+        y = torch.ops.compress_llm.mixed_linear(flat, *parts, weight.out_features, floating)
+        return y.view(*x.shape[:-1], weight.out_features)
     flat, token_scale = inputs(flat, weight, activation, input_scale)
     if weight.narrow:
-        kind = (weight.bits, weight.group, weight.out_features, x.dtype)
-        parts = (weight.codes, weight.scales, weight.factors)
-        y = torch.ops.compress_llm.narrow_linear(flat, token_scale, *parts, bias, *kind)
+        parts = (weight.codes, weight.scales, weight.factors, bias)
+        y = torch.ops.compress_llm.narrow_linear(flat, token_scale, *parts, weight.out_features, x.dtype)
     else:
         kind = (weight.bits, weight.group, weight.out_features, weight.floating)
         y = torch.ops.compress_llm.linear(flat, *weight.tensors, bias, *kind)

@@ -15,7 +15,7 @@ from ..registry import Pick, Problem, pick
 from .configs import NARROW_TOKENS, configuration
 from .cuda_decode import DecodeConfig, decode
 from .cuda_gemm import GemmConfig, gemm
-from .layout import Arranged, dequantize, unfactored
+from .layout import BLOCK, Arranged, dequantize, unfactored
 from .narrow import values
 
 WIDE = {torch.float16, torch.bfloat16}
@@ -42,13 +42,18 @@ def as_multiplied(weight: Arranged, activation: Activation | None, tokens: int, 
 
     The same tensors, but for 8-bit activations where that is faster and a kernel here reads them so.
     """
-    if activation is None or activation.grid.bits != 8 or activation.granularity != "token":
-        return weight
-    if (weight.bits, weight.group, weight.floating, weight.zeros) != (4, 128, False, None) or tokens < NARROW_TOKENS:
+    if activation is None or not is_mixed(weight, activation) or tokens < NARROW_TOKENS:
         return weight
     if picked(weight, tokens, dtype).name != "cuda":
         return weight
     return replace(weight, narrow=True, floating=activation.grid.name == "e4m3")
+
+
+def is_mixed(weight: Arranged, activation: Activation) -> bool:
+    """Whether weights of 4 bits and activations of 8 can be multiplied as 8-bit numbers."""
+    if activation.grid.bits != 8 or activation.granularity != "token":
+        return False
+    return weight.bits == 4 and weight.group == BLOCK and weight.zeros is None and not weight.floating
 
 
 def product(

@@ -95,9 +95,9 @@ def test_every_shipped_row_can_be_read_and_fits() -> None:
         kind, size, tokens = key.split()
         rows, columns = map(int, size.split("x"))
         narrow = "a" in kind
-        group = 0 if narrow or "g" not in kind else int(kind.split("g")[1].rstrip("zf"))
+        group = int(kind.split("g")[1].rstrip("zf")) if "g" in kind else 128 if narrow and kind[-3:] != "8a8" else 0
         zero = kind[-1] if kind[-1] in "zf" else None
-        given = weight(rows, columns, int(kind[1]), group, zero, narrow, kind[0] == "f")
+        given = weight(rows, columns, int(kind[1]), group, zero, narrow, kind[0] == "f" or kind == "w4af8")
         assert (configs.kind(given), configs.bucket(int(tokens))) == (kind, int(tokens))
         config = configs.read(row)
         assert configs.written(config) == row

@@ -22,7 +22,7 @@ def test_operators_keep_their_promises(sample) -> None:
     narrow = sample(72, 96, 8, 0, narrow=True).arranged
     codes, scale = ops.quantize_tokens(x, None, False)
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, False), test_utils=checks)
-    given = (codes, scale, narrow.codes, None, narrow.factors, None, 8, 0, 72, torch.float16)
+    given = (codes, scale, narrow.codes, None, narrow.factors, None, 72, torch.float16)
     torch.library.opcheck(torch.ops.compress_llm.narrow_linear, given, test_utils=checks)
 
 
@@ -48,7 +48,7 @@ def test_floating_point_operators_keep_their_promises(float_sample) -> None:
     torch.library.opcheck(torch.ops.compress_llm.linear, given, test_utils=checks)
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, True), test_utils=checks[1:])
     torch.library.opcheck(torch.ops.compress_llm.round_inputs, (x, None, "e2m1", 32, True), test_utils=checks)
-    given = (*ops.quantize_tokens(x, None, True), narrow.codes, None, narrow.factors, None, 8, 0, 72, torch.float16)
+    given = (*ops.quantize_tokens(x, None, True), narrow.codes, None, narrow.factors, None, 72, torch.float16)
     torch.library.opcheck(
         torch.ops.compress_llm.narrow_linear, given, test_utils=checks[1:]
     )  # compares no 8-bit floats
@@ -68,7 +68,7 @@ def test_scaled_blocks(block_sample, error, floating) -> None:
     for group in (0, 128):
         torch.library.opcheck(ops.quantize_blocks, (x.view(15, 256), group, floating), test_utils=checks)
     codes, scale = ops.quantize_blocks(x.view(15, 256), 128, floating)
-    given = (codes, scale, weight.arranged.codes, weight.arranged.scales, None, None, 8, 128, 136, torch.float16)
+    given = (codes, scale, weight.arranged.codes, weight.arranged.scales, None, None, 136, torch.float16)
     torch.library.opcheck(torch.ops.compress_llm.narrow_linear, given, test_utils=checks)
     codes, unit = activation_codes(x, Activation(E4M3 if floating else INT8, "group", group_size=128))
     seen = (codes.double() * unit.double()).view(x.shape)
@@ -84,19 +84,22 @@ def test_many_tokens_are_multiplied_as_8_bit_numbers(sample, error, grid, tokens
         seen.append(weight.narrow)
         return Pick("cuda" if tokens > 64 and len(seen) == 1 else "reference", "")
 
-    monkeypatch.setattr(product, "picked", picked)
     weight, x = sample(72, 256, 4, 128), torch.randn(tokens, 256).half()
+    given = (x, weight.arranged.codes, weight.arranged.scales, None, 72, grid is E4M3)
+    torch.library.opcheck(torch.ops.compress_llm.mixed_linear, given, test_utils=("test_schema", "test_faketensor"))
+    monkeypatch.setattr(product, "picked", picked)
     y = ops.apply(x, weight.arranged, None, Activation(grid))
     assert seen[-1] == (tokens > 64)
     codes, unit = activation_codes(x, Activation(grid))
     assert error(y, (codes.double() * unit.double()) @ weight.exact.T) < 1e-3
 
 
-def test_compiled_without_a_break(sample) -> None:
-    weight = sample(72, 96, 4, 32).arranged
+@pytest.mark.parametrize("activation", [None, Activation(E4M3)])
+def test_compiled_without_a_break(sample, activation) -> None:
+    weight = sample(72, 128, 4, 128).arranged
 
     def twice(x):
-        return ops.apply(x, weight, None) * 2
+        return ops.apply(x, weight, None, activation) * 2
 
-    x = torch.randn(3, 96).half()
+    x = torch.randn(3, 128).half()
     assert torch.equal(torch.compile(twice, backend="aot_eager", fullgraph=True)(x), twice(x))
