@@ -171,6 +171,7 @@ def _agree(one: PackedLinear, other: PackedLinear | None) -> bool:
         other is not None
         and one.scheme == other.scheme
         and one.in_features == other.in_features
+        and one.out_features % one.scheme.block_rows == other.out_features % one.scheme.block_rows == 0
         and (one.bias is None) == (other.bias is None)
         and one.scheme.activation == other.scheme.activation
         and stored_input_scale(one.tensors) is None

@@ -115,6 +115,8 @@ def _cuda_misfit(problem: Problem) -> str | None:
 def _triton_misfit(problem: Problem) -> str | None:
     if (reason := _no_cuda(problem) or _wrong_type(problem)) is not None:
         return reason
+    if problem.narrow and problem.bits == 4:
+        return "multiplies 4-bit weights as 16-bit numbers"
     least = (8, 9) if problem.narrow and problem.floating else (8, 0)
     if problem.capability < least:
         return f"needs compute capability {least[0]}.{least[1]} or newer"

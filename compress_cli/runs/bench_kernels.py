@@ -22,7 +22,7 @@ from ...kernels.activations import stored_input_scale
 from ...kernels.lowbit.layout import Arranged
 from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.packed import Stored, arranged
-from ...kernels.lowbit.product import picked, product
+from ...kernels.lowbit.product import as_multiplied, picked, product
 from ...kernels.reference import decode_rows
 from ...kernels.registry import Pick
 from ...kernels.sparse_linear import fits
@@ -109,11 +109,16 @@ class Weights:
     def product(self, x: Tensor, weight: Arranged, pdl: bool = True) -> Tensor:
         """What a packed linear computes: the quantisation of `x` where there is one, and the product."""
         given, token_scale = self.inputs(x)
-        return product(given, weight, None, token_scale, self.dtype, pdl=pdl)
+        return product(given, self.multiplied(weight, len(x)), None, token_scale, self.dtype, pdl=pdl)
+
+    def multiplied(self, weight: Arranged, tokens: int) -> Arranged:
+        """`weight`, one of the copies, as a product with so many tokens takes it."""
+        return as_multiplied(weight, self.scheme.activation, tokens, self.dtype)
 
     def inputs(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """`x` as the product takes it, and scales of its tokens where it is quantised."""
-        return inputs(x, self.arranged[0], self.scheme.activation, stored_input_scale(self.stored.tensors))
+        weight = self.multiplied(self.arranged[0], len(x))
+        return inputs(x, weight, self.scheme.activation, stored_input_scale(self.stored.tensors))
 
     def products(self, x: Tensor, pdl: bool = True) -> list[Callable[[], Tensor]]:
         """`product` of `x` with every copy."""
@@ -121,7 +126,7 @@ class Weights:
 
     def picked(self, tokens: int) -> Pick:
         """The implementation that `product` runs."""
-        return picked(self.arranged[0], tokens, self.dtype)
+        return picked(self.multiplied(self.arranged[0], tokens), tokens, self.dtype)
 
     def errors(self, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Relative errors against float64, of `y` and of the dense product."""

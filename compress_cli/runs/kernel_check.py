@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from ...formats.scheme import Scheme
 from ...kernels.activations import stored_input_scale
+from ...kernels.lowbit.narrow import values
 from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.packed import Stored, arranged, misfit
-from ...kernels.lowbit.product import picked, product
+from ...kernels.lowbit.product import as_multiplied, picked, product
 from ...kernels.reference import decode_rows
 from ...kernels.sparse import layout as sparse
 from ...kernels.sparse import product as sparse_product
@@ -25,7 +26,7 @@ from ...kernels.sparse_linear import ROWS_AT_ONCE, fits
 from .checks import Check, check
 from .stored import Packed, rows_at_a_time
 
-TOKENS = (1, 16, 64)
+TOKENS = (1, 16, 64, 128)
 MOST = 1.5  # times the error of the dense product
 SEED = 0
 
@@ -67,7 +68,7 @@ def _fault(scheme: Scheme, stored: Stored, tokens: int, device: torch.device) ->
     dtype = stored.tensors["weight_scale"].dtype
     dtype = dtype if dtype == torch.float16 else torch.bfloat16
     x = torch.randn(tokens, stored.shape[1], generator=torch.Generator().manual_seed(SEED)).to(device, dtype)
-    weight = arranged(scheme, [stored], dtype)
+    weight = as_multiplied(arranged(scheme, [stored], dtype), scheme.activation, tokens, dtype)
     given, token_scale = inputs(x, weight, scheme.activation, stored_input_scale(stored.tensors))
     name = picked(weight, tokens, dtype).name
     y = product(given, weight, None, token_scale, dtype)
@@ -98,7 +99,7 @@ def _judged(y: Tensor, x: Tensor, token_scale: Tensor | None, scheme: Scheme, st
 
 def errors(y: Tensor, x: Tensor, token_scale: Tensor | None, scheme: Scheme, stored: Stored) -> tuple[float, float]:
     """Relative errors against float64 of `y`, and of a dense product in its dtype (of rounding, for 8-bit inputs)."""
-    wide = x.double() if token_scale is None else x.double() * token_scale.double().unsqueeze(1)
+    wide = values(x, token_scale, scheme.grid.bits)
     ours = dense = total = 0.0
     step = rows_at_a_time(stored.shape[1])
     for start in range(0, stored.shape[0], step):

@@ -57,7 +57,7 @@ def tune(kinds: Sequence[Kind], tokens: Sequence[int], device: torch.device, tra
 
 
 def _search(weights: Weights, tokens: int) -> Tuned:
-    weight, device = weights.arranged[0], weights.device
+    weight, device = weights.multiplied(weights.arranged[0], tokens), weights.device
     now = configs.configuration(weight, tokens, device)
     x = torch.randn(tokens, weights.shape[1], generator=torch.Generator().manual_seed(tokens)).to(device, weights.dtype)
     x, token_scale = weights.inputs(x)
@@ -92,7 +92,7 @@ def _search(weights: Weights, tokens: int) -> Tuned:
 
 def _compile(weights: Weights, tokens: int, config: Config) -> None:
     """Machine code for `config` into the cache; what does not compile fails again, and is counted, when it is run."""
-    weight, dtype = weights.arranged[0], weights.dtype
+    weight, dtype = weights.multiplied(weights.arranged[0], tokens), weights.dtype
     arch = "sm_{}{}a".format(*torch.cuda.get_device_capability(weights.device))
     with suppress(CompileError):
         if isinstance(config, DecodeConfig):
@@ -104,16 +104,17 @@ def _compile(weights: Weights, tokens: int, config: Config) -> None:
 def _is_right(weights: Weights, x: Tensor, token_scale: Tensor | None, config: Config) -> bool:
     """Whether the kernel is as exact as a dense product, twice with the same bits."""
     y = _empty(weights, x)
-    run(x, weights.arranged[0], y, config, None, token_scale)
+    run(x, weights.multiplied(weights.arranged[0], len(x)), y, config, None, token_scale)
     again = _empty(weights, x)
-    run(x, weights.arranged[-1], again, config, None, token_scale)
+    run(x, weights.multiplied(weights.arranged[-1], len(x)), again, config, None, token_scale)
     error, dense = errors(y, x, token_scale, weights.scheme, weights.stored)
     return bool(torch.equal(y, again)) and error <= MOST * dense
 
 
 def _calls(weights: Weights, x: Tensor, token_scale: Tensor | None, config: Config) -> list[Call]:
     y = _empty(weights, x)
-    return [lambda weight=weight: run(x, weight, y, config, None, token_scale) for weight in weights.arranged]
+    copies = [weights.multiplied(weight, len(x)) for weight in weights.arranged]
+    return [lambda weight=weight: run(x, weight, y, config, None, token_scale) for weight in copies]
 
 
 def _empty(weights: Weights, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def loaded(
 def wgmma(columns: int, kind: str) -> str:
     """The device function `wgmma` for 64 x `columns` sums, A in registers: the instruction names every register.
 
-    `kind` "bf16", "f16", "s8" or "e4m3"; the source that follows says what `Sum` is. Without `add` the sums are new.
+    `kind` "bf16", "f16", "s8" or "e4m3"; sums are int for "s8", else float. Without `add` the sums are new.
     """
     count = columns // 2
     inputs = 32 if kind in ("s8", "e4m3") else 16
@@ -41,7 +41,7 @@ def wgmma(columns: int, kind: str) -> str:
     held = ", ".join(f'"+{"r" if kind == "s8" else "f"}"(d[{i}])' for i in range(count))
     operation = f"wgmma.mma_async.sync.aligned.m64n{columns}{shape}"
     return (
-        "DEVICE void wgmma(Sum* d, const u32* a, u64 b, bool add) {\n"
+        f"DEVICE void wgmma({'int' if kind == 's8' else 'float'}* d, const u32* a, u64 b, bool add) {{\n"
         f'  asm volatile("{{.reg .pred p;\\nsetp.ne.b32 p, %{count + 5}, 0;\\n'
         f'{operation} {{{sums}}}, {{{a}}}, %{count + 4}, p{signs};}}"\n'
         f'    : {held} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add));\n}}\n'

@@ -1,16 +1,18 @@
 // Shared by every kernel of this folder, after cuda/device.cuh: the code -> number conversions.
 // A source is specialised by these macros, set by its launcher, and HALF, the type of the output:
-//   NARROW  1 = 8-bit activations with a scale a token, 0 = activations of the output's type
+//   NARROW  1 = 8-bit activations, 0 = activations of the output's type
 //   BITS  4 or 8, width of a weight code;  FLOATING  1 = codes are E2M1 or E4M3, scales bytes (floats.py), 0 = integers
+//   With NARROW, FLOATING is what is multiplied, E4M3 or int8: 4-bit codes are integers that become either.
 //   GROUPED  1 = scales change along K;  NG  scales a row in a block (1, 2, 4, and 8 of the floating ones)
 //   ZERO  0 = symmetric, 1 = integer zeros in a byte (two rows' nibbles), 2 = zeros in the activations' type
 #pragma once
-constexpr int CHUNKS = NARROW ? 4 : BITS / 2;  // 16-byte pieces a lane holds of a 16 x 128 tile of codes
+constexpr int CHUNKS = BITS / 2;       // 16-byte pieces a lane holds of a 16 x 128 tile of codes
 constexpr int STEPS = NARROW ? 4 : 8;          // matrix instructions along a block
-constexpr int SCALES = !FLOATING ? 32 * NG : GROUPED ? 16 * NG : 0;  // bytes of scales of a tile and block
+constexpr int SCALES = NARROW ? (BITS == 4 ? 32 : 0) : !FLOATING ? 32 * NG : GROUPED ? 16 * NG : 0;  // bytes of scales of a tile and block
 template <bool B, class T, class F> struct Pick { typedef T type; };
 template <class T, class F> struct Pick<false, T, F> { typedef F type; };
-typedef Pick<NARROW && !FLOATING, int, float>::type Sum;  // what the tensor cores accumulate in
+typedef Pick<NARROW && !FLOATING, int, float>::type Product;  // what the tensor cores accumulate in
+typedef Pick<GROUPED, float, Product>::type Sum;              // what is added from one block of inputs to the next
 
 // ---- numbers ----
 DEVICE u32 sub2(u32 a, u32 b) {

@@ -21,6 +21,9 @@ from .layout import Arranged
 
 MOST_SHARED = 227 << 10  # bytes of shared memory that a block may have on compute capability 9.0
 MOST_DYNAMIC = MOST_SHARED - 1024  # of them, beside what the kernels declare themselves
+NARROW_TOKENS = 65
+"""Tokens from which on 4-bit integers are multiplied as 8-bit numbers where activations have 8 bits: with fewer, a
+product takes as long as reading the weights whatever they are multiplied as."""
 SHIPPED = Path(__file__).with_name("tuned.json")
 Config = DecodeConfig | GemmConfig
 _MOST_STAGES = {16: 10, 32: 12, 48: 8, 64: 8, 128: 6, 256: 4}  # deeper rings bring nothing
@@ -43,11 +46,14 @@ class Key:
 def kind(weight: Arranged) -> str:
     """The variant of a kernel as far as speed is concerned.
 
-    w4g128, w4g32z (integer zeros), w4f (float zeros), w8a8; floating-point codes f4g16, f4g32, f8, f8a8.
+    w4g128, w4g32z (integer zeros), w4f (float zeros), w8a8, w8a8b (scales of blocks); floating-point codes f4g16,
+    f4g32, f8, f8a8, f8a8b; integers with 8-bit activations w4a8, w4af8.
     """
     letter = "f" if weight.floating else "w"
+    if weight.narrow and weight.bits == 4:
+        return "w4af8" if weight.floating else "w4a8"
     if weight.narrow:
-        return f"{letter}8a8"
+        return f"{letter}8a8{'b' if weight.group else ''}"
     group = f"g{weight.group}" if weight.group else ""
     return f"{letter}{weight.bits}{group}" + (
         "" if weight.zeros is None else "z" if weight.zeros.dtype == torch.uint8 else "f"
@@ -108,7 +114,8 @@ def _gemm(weight: Arranged, tokens: int, processors: int) -> GemmConfig:
     pair = 2 if weight.narrow and wide == 256 else 1  # the cache cannot feed faster products with x for every tile
     config = GemmConfig(tokens=wide, pair=pair)
     if 2 * tiles <= processors:
-        config = replace(config, depth=2, splits=_splits(2 * tiles, weight.blocks // 2, processors))
+        splits = _splits(2 * tiles, weight.blocks // 2, processors)
+        config = replace(config, pair=1, depth=2, splits=splits)  # a cluster does one or the other
     elif 0 < tiles % processors <= processors // 2 and processors < tiles < 8 * processors:
         config = replace(config, tail=tiles % processors, splits=2)  # the last ones, which would leave half idle
     room = (MOST_DYNAMIC - config.shared_bytes(weight)) // config.stage_bytes(weight)

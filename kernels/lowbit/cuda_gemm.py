@@ -21,7 +21,7 @@ class GemmConfig:
     """How gemm.cu is specialised and launched; its header says what the names mean.
 
     `tail` tiles (cluster by cluster) of the result are made in `splits` parts of K; -1 is all of them. `exact` (0, 1)
-    matters to 8-bit floating-point activations only.
+    matters to 8-bit floating-point activations only, where no scales change along K.
     """
 
     tokens: int = 128
@@ -47,6 +47,7 @@ class GemmConfig:
         integer_zero = weight.zeros is not None and weight.zeros.dtype == torch.uint8
         zeros = 0 if weight.zeros is None or not grouped else 64 * weight.per_block if integer_zero else scales
         stage = self.tokens * (128 if weight.narrow else 256) + weight.bits * 2048 + scales + zeros
+        stage += 4 * self.tokens if weight.has_block_scales else 0
         return -(-stage // 1024) * 1024
 
     def tiles(self, weight: Arranged, tokens: int) -> tuple[int, int]:
@@ -73,7 +74,7 @@ def macros(weight: Arranged, dtype: torch.dtype, config: GemmConfig) -> dict[str
         "PAIR": config.pair,
         "DEPTH": config.depth,
         "PER_SM": config.per_sm,
-        "EXACT": int(config.exact and weight.narrow and weight.floating),
+        "EXACT": int(weight.narrow and (weight.group > 0 or (weight.floating and config.exact > 0))),
     }
 
 
@@ -88,6 +89,8 @@ def gemm(
     pdl: bool,
 ) -> None:
     """y [M, out] = x [M, in] weight^T (+ bias): `x` of y's dtype, or 8-bit with `token_scale` float32 [M].
+
+    Of weights with scales of blocks it is [blocks, M to the next multiple of four].
 
     Rows of `x` are contiguous, 16-byte aligned and a multiple of 16 bytes long. `arrivals` int32, zero before and
     after, `config.counters` long: tiles made in parts count them there.

@@ -15,10 +15,11 @@ from .layout import Arranged
 
 _FOLDER = Path(__file__).parent
 _PARTS = {
-    "decode": ("common.cuh", "decode_tile.cuh", "decode.cu"),
-    "gemm": ("common.cuh", "gemm.cu"),
-    "quantize": ("quantize.cu",),
+    "decode": ("common", "decode_tile"),
+    "gemm": ("common", "gemm_tile", "gemm_numbers", "gemm_finish"),
+    "quantize": (),
 }
+"""What comes in front of a kernel's own source, by its name."""
 
 
 class Weights(ctypes.Structure):
@@ -96,9 +97,9 @@ def kernel(name: str, macros: Mapping[str, int], shared_bytes: int) -> driver.Ke
 
 def cubin(name: str, macros: Mapping[str, int], arch: str) -> bytes:
     """Machine code of the kernel `name` under `macros`; needs NVRTC, no GPU."""
-    instruction = [wgmma(*_instruction(macros))] if name == "gemm" else []
-    *before, last = ((_FOLDER / file).read_text() for file in _PARTS[name])
-    return nvrtc.compile_cubin("\n".join([DEVICE, *before, *instruction, last]), macros, arch)
+    files = [_FOLDER / f"{part}.cuh" for part in _PARTS[name]] + [_FOLDER / f"{name}.cu"]
+    instruction = wgmma(*_instruction(macros)) if name == "gemm" else ""
+    return nvrtc.compile_cubin("\n".join([DEVICE, instruction, *(file.read_text() for file in files)]), macros, arch)
 
 
 def _instruction(macros: Mapping[str, int]) -> tuple[int, str]:

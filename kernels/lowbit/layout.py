@@ -14,8 +14,8 @@ columns 2 c, 2 c + 1 and those plus 8. Weights are the A operand here (tokens ar
 4-bit integers are stored plus 8 (0 … 15). Scales come in pairs (row r, r + 8), the `per_block` groups of a block side
 by side: [row tiles, blocks, 8, 8, per_block, 2], those of floating-point codes in words as in `floats.py`; integer
 zeros (plus 8) as bytes low nibble row r, high nibble row r + 8; other zeros like scales, less their own scale. Scales
-along no group ("channel") have one block. Factors of whole rows, float32, are for the sums. Rows and inputs are padded
-to whole blocks with zeros.
+along no group ("channel") have one block. Factors of whole rows, float32, are for the sums, and so are scales of whole
+blocks of 8-bit codes, [row tiles, blocks]. Rows and inputs are padded to whole blocks with zeros.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Arranged:
     """A weight [out_features, in_features] in fragment order.
 
     `codes` uint8 [row tiles, blocks, 8, chunks, 32, 16]; `scales` as above in the activations' dtype, bytes where
-    `floating`, or None; `zeros` None, uint8 [row tiles, blocks, 8, 8, per_block] or as scales; `factors` float32
-    [out_features] or None. `group` 16, 32, 64, 128, or 0 for one scale a row. Codes are integers, or E2M1 and E4M3
-    where `floating`; activations are 16-bit numbers, or of the codes' kind where `narrow`.
+    `floating`, float32 of blocks, or None; `zeros` None, uint8 [row tiles, blocks, 8, 8, per_block] or as scales;
+    `factors` float32 [out_features] or None. `group` 16, 32, 64, 128, or 0 for one scale a row. Codes are integers, or
+    E2M1 and E4M3 where `floating`; activations are 16-bit numbers, or 8-bit ones of the codes' kind where `narrow`.
+    4-bit codes are integers then, and become numbers of the activations' kind: E4M3 where `floating`, int8 else.
     """
 
     codes: Tensor
@@ -73,8 +74,15 @@ class Arranged:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of the scales that a block of 128 rows by 128 inputs has of its own."""
-        return 0 if self.scales is None else BLOCK * self.per_block * (1 if self.floating else 2)
+        """Bytes of the scales that rows have of their own in a block of 128 rows by 128 inputs."""
+        if self.scales is None or self.has_block_scales:
+            return 0
+        return BLOCK * self.per_block * (1 if self.floating and not self.narrow else 2)
+
+    @property
+    def has_block_scales(self) -> bool:
+        """Whether a scale is for a block of 128 rows by 128 inputs, and activations have one for 128 inputs too."""
+        return self.narrow and self.bits == 8 and self.group > 0
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -142,16 +150,21 @@ def arrange_floating(codes: Tensor, scale: Tensor | None, factors: Tensor | None
     return Arranged(fragments, pairs, None, bits, group, out_features, in_features, True, factors=rows)
 
 
-def arrange_narrow(codes: Tensor, factors: Tensor) -> Arranged:
-    """Fragment order for activations of the codes' kind: `codes` int8 or float8_e4m3fn [out, in], one factor a row."""
+def arrange_narrow(codes: Tensor, scale: Tensor, group: int = 0) -> Arranged:
+    """Fragment order for activations of the codes' kind, int8 or float8_e4m3fn as `codes` [out, in].
+
+    `scale` has one number a row, or one for all; with `group` 128 it is [out, groups], alike in the rows of a tile.
+    """
     padded = _padded(codes.view(torch.uint8))
     rows, columns = padded.shape
     tiles = padded.view(rows // BLOCK, 8, 2, 8, columns // BLOCK, 4, 2, 4, 4)
     #                   row tile, tile, ph, r, block, step, kh, c, byte
     ordered = tiles.permute(0, 4, 1, 5, 3, 7, 6, 2, 8).reshape(rows // BLOCK, columns // BLOCK, 8, 4, 32, 16)
-    factors = factors.reshape(-1).float().expand(codes.shape[0]).contiguous()
-    floating = codes.dtype == torch.float8_e4m3fn
-    return Arranged(ordered, None, None, 8, 0, codes.shape[0], codes.shape[1], floating, True, factors)
+    floating, shape = codes.dtype == torch.float8_e4m3fn, (codes.shape[0], codes.shape[1])
+    if group:
+        return Arranged(ordered, scale[::BLOCK].float().contiguous(), None, 8, group, *shape, floating, True)
+    factors = scale.reshape(-1).float().expand(codes.shape[0]).contiguous()
+    return Arranged(ordered, None, None, 8, 0, *shape, floating, True, factors)
 
 
 def place(whole: Arranged | None, part: Arranged, start: int, rows: int) -> Arranged:
@@ -181,7 +194,9 @@ def restore(weight: Arranged) -> tuple[Tensor, Tensor | None, Tensor | None]:
         tiles = weight.codes.view(weight.row_tiles, weight.blocks, 8, 4, 8, 4, 2, 2, 4).permute(
             0, 2, 7, 4, 1, 3, 6, 5, 8
         )
-        return tiles.reshape(rows, columns).view(torch.uint8 if weight.floating else torch.int8)[shape], None, None
+        codes = tiles.reshape(rows, columns).view(torch.uint8 if weight.floating else torch.int8)[shape]
+        scales = None if weight.scales is None else weight.scales.repeat_interleave(BLOCK, dim=0)[shape[0]]
+        return codes, scales, None
     codes = _codes(weight.codes, weight.bits, weight.floating)[shape]
     groups = -(-weight.in_features // weight.group) if weight.group else 1
     scales = zeros = None

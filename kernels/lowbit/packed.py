@@ -37,7 +37,7 @@ def misfit(scheme: Scheme) -> str | None:
         return None if layout.supported(scheme.group_size or 0) else f"no layout for groups of {scheme.group_size}"
     if scheme.grid.name not in FLOATING:
         return f"no layout for {scheme.grid.name}"
-    if scheme.group_size is None:
+    if scheme.group_size is None or narrow(scheme):
         return None
     stored = None if scheme.scale_grid is None else scheme.scale_grid.dtype
     if stored is None or layout.FLOAT_GROUPS.get(stored) != scheme.group_size:
@@ -46,14 +46,17 @@ def misfit(scheme: Scheme) -> str | None:
 
 
 def narrow(scheme: Scheme) -> bool:
-    """Whether products of `scheme` are computed with 8-bit activations: of the weight's kind, and one scale a row.
+    """Whether the layout of `scheme` is for 8-bit activations of the weight's kind: one scale a row, or a block.
 
-    Other quantised activations are rounded and multiplied as 16-bit numbers.
+    Other quantised activations are rounded and multiplied as 16-bit numbers, or as 8-bit ones where the weight's layout
+    does for both.
     """
     inputs = scheme.activation
-    if inputs is None or scheme.group_size is not None or scheme.grid.bits != 8:
+    if inputs is None or inputs.grid != scheme.grid or scheme.grid.bits != 8 or scheme.scale_grid is not None:
         return False
-    return inputs.grid == scheme.grid and inputs.group_size is None
+    if scheme.group_size is None:
+        return inputs.group_size is None
+    return scheme.group_size == inputs.group_size == layout.BLOCK and scheme.block_rows % layout.BLOCK == 0
 
 
 def microscaled(scheme: Scheme) -> bool:
@@ -87,10 +90,12 @@ def arranged(scheme: Scheme, linears: Sequence[Stored], dtype: torch.dtype) -> A
     """`linears`, all of `scheme` and with the same inputs, as one weight, their rows below each other.
 
     `dtype` is that of the activations. On a GPU the weight is there when this returns: kernels read weights before
-    their predecessors in the stream have finished. Raises ValueError for linears without rows, and what `packed_codes`
-    raises.
+    their predecessors in the stream have finished. Raises ValueError for linears without rows, for one that ends within
+    a block of rows where another follows, and what `packed_codes` raises.
     """
     total, weight = sum(linear.shape[0] for linear in linears), None
+    if any(linear.shape[0] % scheme.block_rows for linear in linears[:-1]):
+        raise ValueError(f"a linear ends within a block of {scheme.block_rows} rows, and another follows")
     rows = _floating_rows if scheme.grid.name in FLOATING else _integer_rows
     for start in range(0, total, ROWS_AT_ONCE):
         part = rows(scheme, list(_pieces(linears, start, min(start + ROWS_AT_ONCE, total))), dtype)
@@ -107,7 +112,7 @@ def _integer_rows(scheme: Scheme, pieces: Sequence[Piece], dtype: torch.dtype) -
     codes = torch.cat([piece.codes.to(torch.int8) for piece in decoded])
     scale = torch.cat([piece.scale for piece in decoded])
     if narrow(scheme):
-        return layout.arrange_narrow(codes, scale)
+        return layout.arrange_narrow(codes, scale, scheme.group_size or 0)
     zeros = [piece.zero for piece in decoded if piece.zero is not None]
     zero = torch.cat(zeros) if zeros else None
     return layout.arrange(codes, scale, zero, scheme.grid.bits, scheme.group_size or 0, dtype)
@@ -117,10 +122,11 @@ def _floating_rows(scheme: Scheme, pieces: Sequence[Piece], dtype: torch.dtype) 
     del dtype  # the layout is the same for both
     decoded = [packed_codes(linear.tensors, scheme, linear.shape, low, high) for linear, low, high in pieces]
     codes = torch.cat([scheme.grid.encode(piece.codes) for piece in decoded])
+    if narrow(scheme):
+        scale = torch.cat([piece.scale.float() for piece in decoded])
+        return layout.arrange_narrow(codes.view(torch.float8_e4m3fn), scale, scheme.group_size or 0)
     if scheme.group_size is None:
         factors = torch.cat([piece.scale.float() for piece in decoded])
-        if narrow(scheme):
-            return layout.arrange_narrow(codes.view(torch.float8_e4m3fn), factors)
         return layout.arrange_floating(codes.view(torch.uint8), None, factors.view(-1), scheme.grid.bits)
     scale = torch.cat([linear.tensors["weight_scale"][low:high] for linear, low, high in pieces])
     factors = None

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from ...formats.errors import InputError
+from ...formats.scheme import Activation
 from ..cuda.arrivals import arrivals
 from ..registry import Pick, Problem, pick
-from .configs import configuration
+from .configs import NARROW_TOKENS, configuration
 from .cuda_decode import DecodeConfig, decode
 from .cuda_gemm import GemmConfig, gemm
-from .layout import Arranged, dequantize, unfactored
+from .layout import BLOCK, Arranged, dequantize, unfactored
+from .narrow import values
+
+WIDE = {torch.float16, torch.bfloat16}
+"""Types of activations that a weight may be arranged for."""
 
 
 def problem(weight: Arranged, tokens: int, dtype: torch.dtype) -> Problem:
@@ -30,6 +37,25 @@ def picked(weight: Arranged, tokens: int, dtype: torch.dtype, asked: str | None 
     return pick(problem(weight, tokens, dtype), asked)
 
 
+def as_multiplied(weight: Arranged, activation: Activation | None, tokens: int, dtype: torch.dtype) -> Arranged:
+    """`weight` for a product with so many tokens whose inputs are quantised as `activation` says.
+
+    The same tensors, but for 8-bit activations where that is faster and a kernel here reads them so.
+    """
+    if activation is None or not is_mixed(weight, activation) or tokens < NARROW_TOKENS:
+        return weight
+    if picked(weight, tokens, dtype).name != "cuda":
+        return weight
+    return replace(weight, narrow=True, floating=activation.grid.name == "e4m3")
+
+
+def is_mixed(weight: Arranged, activation: Activation) -> bool:
+    """Whether weights of 4 bits and activations of 8 can be multiplied as 8-bit numbers."""
+    if activation.grid.bits != 8 or activation.granularity != "token":
+        return False
+    return weight.bits == 4 and weight.group == BLOCK and weight.zeros is None and not weight.floating
+
+
 def product(
     x: Tensor,
     weight: Arranged,
@@ -41,13 +67,14 @@ def product(
 ) -> Tensor:
     """x [M, in] weight^T + bias as [M, out] in `dtype`.
 
-    `x` is of `dtype`, or int8 or float8_e4m3fn with `token_scale` float32 [M] where the weight wants that. `pdl` lets a
-    kernel start before its predecessor in the stream has finished. Raises InputError for an implementation that is
-    asked for and cannot run, and for a dtype that a GPU's kernels do not have the weight in.
+    `x` is of `dtype`, or int8 or float8_e4m3fn with `token_scale` float32 where the weight wants that: [M], or [blocks,
+    M to the next multiple of four] where it has scales of blocks itself. `pdl` lets a kernel start before its
+    predecessor in the stream has finished. Raises InputError for an implementation that is asked for and cannot run,
+    and for a dtype that a GPU's kernels do not have the weight in.
     """
     name = picked(weight, x.shape[0], dtype, asked).name
     scales = weight.scales
-    if name != "reference" and not weight.floating and scales is not None and scales.dtype != dtype:
+    if name != "reference" and scales is not None and scales.dtype in WIDE - {dtype}:
         cause = f"the weights were arranged for {scales.dtype}"
         raise InputError(f"activations of {dtype}", cause, "load the model with the dtype it is to run in")
     x, bias = x.contiguous(), None if bias is None else bias.to(dtype)
@@ -69,10 +96,14 @@ def reference(
     x: Tensor, weight: Arranged, bias: Tensor | None, token_scale: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """The same in plain torch. Sums of 8-bit activations are exact: in float64, which holds every one of them."""
-    if token_scale is None or weight.factors is None:
+    if token_scale is None:
         return linear(x, dequantize(weight, dtype), bias)
-    codes = unfactored(weight).double()
-    y = (x.to(torch.float64) @ codes.T).float() * (token_scale[:, None] * weight.factors[None, :])
+    if weight.factors is None:
+        stored = weight if weight.bits == 8 else replace(weight, narrow=False, floating=False)
+        y = (values(x, token_scale, weight.bits) @ dequantize(stored).double().T).float()
+    else:
+        codes = unfactored(weight).double()
+        y = (x.to(torch.float64) @ codes.T).float() * (token_scale[:, None] * weight.factors[None, :])
     return (y if bias is None else y + bias.float()).to(dtype)
 
 

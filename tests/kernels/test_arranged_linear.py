@@ -55,6 +55,7 @@ NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
         "MXFP8A16",
         "FP8",
         "FP8_DYNAMIC",
+        "W4AFP8",
         "SPARSE50_W4A16",
     ],
 )
@@ -80,6 +81,23 @@ def test_linears_that_disagree_run_alone() -> None:
     model = block(scheme("W4A16").with_group(32), key=scheme("W8A16"))
     arrange(model, FACTS, torch.bfloat16)
     assert all(isinstance(getattr(attention(model), name), ArrangedLinear) for name in NAMES)
+
+
+@pytest.mark.parametrize("name", ["W8A8_BLOCK", "FP8_BLOCK"])
+@pytest.mark.parametrize("rows", [(128, 256, 128), (128, 72, 128)])
+def test_blocks_of_rows_are_fused_where_they_end_with_their_linears(name: str, rows: tuple[int, ...]) -> None:
+    model, x = nn.Module(), torch.randn(3, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    model.model, layer = nn.Module(), nn.Module()
+    model.model.layers, layer.self_attn = nn.ModuleList([layer]), nn.Module()
+    for key, count in zip(NAMES, rows, strict=False):
+        tensors = random_weight(scheme(name), (count, 128), torch.bfloat16, torch.device("cpu"))
+        layer.self_attn.add_module(key, PackedLinear(scheme(name), (count, 128), tensors))
+    part = attention(model)
+    before = [getattr(part, key)(x).float() for key in NAMES[:3]]
+    arrange(model, FACTS, torch.bfloat16)
+    assert isinstance(part.k_proj, SharedPart) == (72 not in rows)
+    for key, y in zip(NAMES, before, strict=False):
+        assert (getattr(part, key)(x).float() - y).norm() <= 5e-3 * y.norm()
 
 
 def test_what_has_no_layout_stays(monkeypatch: pytest.MonkeyPatch) -> None:

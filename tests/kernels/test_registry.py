@@ -42,6 +42,13 @@ def test_8_bit_floating_point_numbers_need_a_gpu_that_multiplies_them() -> None:
         assert pick(problem(capability=capability, narrow=True)).name in ("triton", "cuda")
 
 
+def test_4_bit_weights_are_multiplied_with_8_bit_inputs_by_one_kernel() -> None:
+    given = replace(problem(narrow=True), bits=4, group=128)
+    assert pick(given).name == "cuda"
+    assert pick(given).others["triton"] == "multiplies 4-bit weights as 16-bit numbers"
+    assert pick(replace(given, capability=(8, 9))).name == "reference"
+
+
 def test_microscaled_products_run_where_they_are_asked_for() -> None:
     given = replace(problem(capability=(10, 0)), floating=True, microscaled=True)
     assert (pick(given).name, pick(given, "scaled").name) == ("triton", "scaled")

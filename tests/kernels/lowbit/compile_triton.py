@@ -12,7 +12,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from compress_llm.kernels.lowbit import triton_gemm, triton_narrow, triton_quantize, triton_round, triton_scaled
+from compress_llm.kernels.lowbit import (
+    triton_gemm,
+    triton_narrow,
+    triton_quantize,
+    triton_quantize_blocks,
+    triton_round,
+    triton_scaled,
+)
 
 POINTERS = {"bias_ptr": "*bf16", "y_ptr": "*bf16", "factor_ptr": "*fp32", "factors_ptr": "*fp32", "scale_ptr": "*fp32"}
 POINTERS |= {"token_scale_ptr": "*fp32", "row_scale_ptr": "*fp32", "partial_ptr": "*fp32", "x_ptr": "*bf16"}
@@ -43,10 +50,16 @@ def main() -> None:
     pointers = {"codes_ptr": "*i32", "scales_ptr": "*u8", "zeros_ptr": "*i32"}
     compiled("weights", triton_gemm._gemm, 90, meaning | shape | {"WARPS": 4, "SPLITS": 1}, pointers)
     pointers = {"x_ptr": "*fp8e4nv", "codes_ptr": "*fp8e4nv"}
-    compiled("narrow", triton_narrow._gemm, 90, shape | {"FLOATING": True}, pointers)
+    for blocks in (False, True):
+        constants = shape | {"FLOATING": True, "BLOCKS": blocks}
+        compiled("blocks" if blocks else "narrow", triton_narrow._gemm, 90, constants, pointers)
     constants = {"NORM": False, "GIVEN": False, "WIDTH": 512, "PDL": True, "HALF": False, "BRAIN": True}
     constants |= {"FLOATING": True, "TWIN": False}
     compiled("quantize", triton_quantize._quantize, 90, constants, {"codes_ptr": "*fp8e4nv"})
+    constants = {"SPAN": 128, "WIDTH": 512, "SHUFFLE": True, "PDL": True, "HALF": False, "BRAIN": True}
+    constants |= {"FLOATING": True, "TWIN": False}
+    pointers = {"codes_ptr": "*fp8e4nv", "reach": "fp32"}
+    compiled("quantize_blocks", triton_quantize_blocks._quantize, 90, constants, pointers)
     floats = dict.fromkeys(("lowest", "highest", "reach", "reach_power", "tiny"), "fp32")
     constants = {"SPAN": 16, "WIDTH": 512, "SCALES": 2, "MANTISSA": 1, "LEAST": 0, "HALF": False, "BRAIN": True}
     compiled("round", triton_round._round, 90, constants | {"PDL": True}, floats)

@@ -87,6 +87,26 @@ def float_sample() -> type[FloatSample]:
     return FloatSample
 
 
+class BlockSample:
+    """A random 8-bit weight with a scale for 128 x 128 codes: codes, scales, arranged, and as float64 [out, in]."""
+
+    def __init__(self, rows, columns, floating, device="cpu"):
+        generator = torch.Generator().manual_seed(rows * columns + floating)
+        numbers = torch.randn(rows, columns, generator=generator) * 30
+        self.codes = numbers.to(torch.float8_e4m3fn) if floating else numbers.round().clamp(-128, 127).to(torch.int8)
+        self.scale = torch.exp2(torch.randn(-(-rows // 128), columns // 128, generator=generator) * 2)
+        self.by_row = self.scale.repeat_interleave(128, 0)[:rows]
+        self.exact = self.codes.double() * self.by_row.double().repeat_interleave(128, 1)
+        self.arranged: Arranged = arrange_narrow(self.codes, self.by_row, 128).to(device)
+        if self.arranged.codes.is_cuda:
+            torch.cuda.synchronize()
+
+
+@pytest.fixture
+def block_sample() -> type[BlockSample]:
+    return BlockSample
+
+
 def relative(y: torch.Tensor, exact: torch.Tensor) -> float:
     """|y - exact| over |exact|, in float64 on the CPU."""
     difference = y.double().cpu() - exact.cpu()

@@ -21,7 +21,7 @@ def weight(rows=14336, columns=4096, bits=4, group=128, zero=None, narrow=False,
     """A weight without contents: sizes are all that a configuration depends on."""
     codes = torch.empty(-(-rows // 128), -(-columns // 128), 0, dtype=torch.uint8)
     zeros = None if zero is None else torch.empty(0, dtype=ZEROS[zero])
-    scales = None if narrow or (floating and not group) else torch.empty(0)
+    scales = None if not group and (narrow or floating) else torch.empty(0)
     return Arranged(codes, scales, zeros, bits, group, rows, columns, floating, narrow)
 
 
@@ -62,6 +62,25 @@ def test_floating_point_weights_have_their_own(bits: int, group: int, kind: str)
     assert configs.kind(weight(bits=8, group=0, narrow=True, floating=True)) == "f8a8"
 
 
+@pytest.mark.parametrize(
+    ("bits", "floating", "kind"), [(8, False, "w8a8b"), (8, True, "f8a8b"), (4, False, "w4a8"), (4, True, "w4af8")]
+)
+def test_8_bit_products_of_scaled_blocks_have_their_own(bits: int, floating: bool, kind: str) -> None:
+    for rows, columns in ((14336, 4096), (4096, 4096), (4096, 14336), (128, 128), (4104, 4096)):
+        given = weight(rows, columns, bits, 128, narrow=True, floating=floating)
+        assert configs.kind(given) == kind
+        for tokens in TOKENS:
+            config = configs.reasoned(given, tokens, 132)
+            assert isinstance(config, GemmConfig)
+            assert shared(config, given, tokens) <= configs.MOST_DYNAMIC
+
+
+def test_a_cluster_shares_tokens_or_divides_the_inputs() -> None:
+    for rows in (4096, 8192, 14336):
+        config = configs.reasoned(weight(rows, 4096, 8, 0, narrow=True), 300, 132)
+        assert 1 in (config.pair, config.depth)
+
+
 def test_few_tiles_are_cut_along_the_inputs() -> None:
     assert configs.reasoned(weight(4096, 14336), 64, 132).depth == 2
     assert configs.reasoned(weight(4096, 14336), 1, 132).cluster == 2
@@ -75,10 +94,10 @@ def test_every_shipped_row_can_be_read_and_fits() -> None:
     for key, row in tables["NVIDIA H200"].items():
         kind, size, tokens = key.split()
         rows, columns = map(int, size.split("x"))
-        narrow = kind.endswith("a8")
-        group = 0 if narrow or "g" not in kind else int(kind.split("g")[1].rstrip("zf"))
+        narrow = "a" in kind
+        group = int(kind.split("g")[1].rstrip("zf")) if "g" in kind else 128 if narrow and kind[-3:] != "8a8" else 0
         zero = kind[-1] if kind[-1] in "zf" else None
-        given = weight(rows, columns, int(kind[1]), group, zero, narrow, kind[0] == "f")
+        given = weight(rows, columns, int(kind[1]), group, zero, narrow, kind[0] == "f" or kind == "w4af8")
         assert (configs.kind(given), configs.bucket(int(tokens))) == (kind, int(tokens))
         config = configs.read(row)
         assert configs.written(config) == row

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -70,6 +72,20 @@ def test_the_quantisation_of_tokens_compiles(dtype, floating, given, tmp_path, m
         assert cuda_source.cubin("quantize", macros, "sm_90a")[:4] == b"\x7fELF"
 
 
+@pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("floating", [False, True])
+def test_sources_of_scaled_blocks_compile(sample, block_sample, bits, floating, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(nvrtc.CACHE_VARIABLE, str(tmp_path))
+    if bits == 8:
+        weight = block_sample(128, 256, floating).arranged
+    else:
+        weight = replace(sample(128, 256, 4, 128).arranged, narrow=True, floating=floating)
+    for tokens in (3, 300):
+        macros = cuda_gemm.macros(weight, torch.float16, reasoned(weight, tokens, 132))
+        assert cuda_source.cubin("gemm", macros, "sm_90a")[:4] == b"\x7fELF"
+
+
 def test_macros_say_what_a_weight_is(sample) -> None:
     seen = [
         cuda_source.variant(sample(128, 256, bits, group, zero, dtype, narrow=narrow).arranged, dtype)
@@ -84,7 +100,7 @@ def test_macros_say_what_a_weight_is(sample) -> None:
     ]
 
 
-def test_only_8_bit_floating_point_sums_leave_the_matrix_units(sample, float_sample) -> None:
+def test_which_sums_leave_the_matrix_units(sample, float_sample, block_sample) -> None:
     narrow, wide = float_sample("narrow", 128, 256).arranged, float_sample("nvfp4", 128, 256).arranged
     integer = sample(128, 256, 8, 0, narrow=True).arranged
     for weight, config, exact in (
@@ -92,6 +108,7 @@ def test_only_8_bit_floating_point_sums_leave_the_matrix_units(sample, float_sam
         (narrow, GemmConfig(exact=0), 0),
         (wide, GemmConfig(), 0),
         (integer, GemmConfig(), 0),
+        (block_sample(128, 128, False).arranged, GemmConfig(exact=0), 1),
     ):
         assert cuda_gemm.macros(weight, torch.bfloat16, config)["EXACT"] == exact
 

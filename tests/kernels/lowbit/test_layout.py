@@ -110,6 +110,29 @@ def test_floating_point_rows_in_parts_are_the_same(float_sample) -> None:
     assert all(torch.equal(a, b) for a, b in zip(whole.tensors, weight.arranged.tensors, strict=True) if a is not None)
 
 
+@pytest.mark.parametrize("floating", [False, True])
+def test_scales_of_blocks_there_and_back(block_sample, floating: bool) -> None:
+    weight = block_sample(300, 256, floating)
+    assert torch.equal(weight.arranged.scales, weight.scale)
+    assert weight.arranged.has_block_scales
+    codes, scales, zeros = layout.restore(weight.arranged)
+    assert torch.equal(codes.view(weight.codes.dtype).float(), weight.codes.float())
+    assert torch.equal(scales, weight.by_row)
+    assert zeros is None
+    assert torch.allclose(layout.dequantize(weight.arranged).double(), weight.exact, rtol=2**-24, atol=0)
+    assert torch.equal(layout.dequantize_rows(weight.arranged, 130, 299), layout.dequantize(weight.arranged)[130:299])
+
+
+def test_rows_of_blocks_in_parts_are_the_same(block_sample) -> None:
+    weight, whole = block_sample(300, 256, True), None
+    for start in range(0, 300, 128):
+        rows = slice(start, min(300, start + 128))
+        part = layout.arrange_narrow(weight.codes[rows], weight.by_row[rows], 128)
+        whole = layout.place(whole, part, start, 300)
+    assert torch.equal(whole.codes, weight.arranged.codes)
+    assert torch.equal(whole.scales, weight.scale)
+
+
 def test_which_groups_fit() -> None:
     assert [group for group in (0, 8, 16, 32, 64, 96, 128, 192, 256) if layout.supported(group)] == [
         0,

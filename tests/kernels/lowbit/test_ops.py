@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compress_llm.formats.float_grids import E2M1, E8M0
+from compress_llm.formats.float_grids import E2M1, E4M3, E8M0
 from compress_llm.formats.grids import INT8
 from compress_llm.formats.scheme import Activation
 from compress_llm.kernels.activations import activation_codes, quantize_activation
-from compress_llm.kernels.lowbit import ops
+from compress_llm.kernels.lowbit import ops, product
 from compress_llm.kernels.registry import Pick, Problem
 
 
@@ -22,7 +22,7 @@ def test_operators_keep_their_promises(sample) -> None:
     narrow = sample(72, 96, 8, 0, narrow=True).arranged
     codes, scale = ops.quantize_tokens(x, None, False)
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, False), test_utils=checks)
-    given = (codes, scale, narrow.codes, narrow.factors, None, torch.float16)
+    given = (codes, scale, narrow.codes, None, narrow.factors, None, 72, torch.float16)
     torch.library.opcheck(torch.ops.compress_llm.narrow_linear, given, test_utils=checks)
 
 
@@ -60,7 +60,7 @@ def test_floating_point_operators_keep_their_promises(float_sample, device) -> N
     torch.library.opcheck(torch.ops.compress_llm.linear, given, test_utils=checks)
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, True), test_utils=checks[1:])
     torch.library.opcheck(torch.ops.compress_llm.round_inputs, (x.to(device), None, "e2m1", 32, True), test_utils=checks)
-    given = (*ops.quantize_tokens(x, None, True), narrow.codes, narrow.factors, None, torch.float16)
+    given = (*ops.quantize_tokens(x, None, True), narrow.codes, None, narrow.factors, None, 72, torch.float16)
     torch.library.opcheck(
         torch.ops.compress_llm.narrow_linear, given, test_utils=checks[1:]
     )  # compares no 8-bit floats
@@ -73,11 +73,45 @@ def test_inputs_of_16_bits_are_rounded_first(float_sample, error, activation) ->
     assert error(ops.apply(x, weight.arranged, None, activation), seen.double() @ weight.exact.T) < 1e-3
 
 
-def test_compiled_without_a_break(sample) -> None:
-    weight = sample(72, 96, 4, 32).arranged
+@pytest.mark.parametrize("floating", [False, True])
+def test_scaled_blocks(block_sample, error, floating) -> None:
+    weight, x = block_sample(136, 256, floating), torch.randn(3, 5, 256).half()
+    checks = ("test_faketensor",) if floating else ("test_schema", "test_faketensor")
+    for group in (0, 128):
+        torch.library.opcheck(ops.quantize_blocks, (x.view(15, 256), group, floating), test_utils=checks)
+    codes, scale = ops.quantize_blocks(x.view(15, 256), 128, floating)
+    given = (codes, scale, weight.arranged.codes, weight.arranged.scales, None, None, 136, torch.float16)
+    torch.library.opcheck(torch.ops.compress_llm.narrow_linear, given, test_utils=checks)
+    codes, unit = activation_codes(x, Activation(E4M3 if floating else INT8, "group", group_size=128))
+    seen = (codes.double() * unit.double()).view(x.shape)
+    assert error(ops.apply(x, weight.arranged, None), seen @ weight.exact.T) < 1e-3
+
+
+@pytest.mark.parametrize("grid", [INT8, E4M3])
+@pytest.mark.parametrize("tokens", [64, 65])
+def test_many_tokens_are_multiplied_as_8_bit_numbers(sample, error, grid, tokens, monkeypatch) -> None:
+    seen: list[bool] = []
+
+    def picked(weight, *given) -> Pick:  # as if a GPU were here, which computes nothing
+        seen.append(weight.narrow)
+        return Pick("cuda" if tokens > 64 and len(seen) == 1 else "reference", "")
+
+    weight, x = sample(72, 256, 4, 128), torch.randn(tokens, 256).half()
+    given = (x, weight.arranged.codes, weight.arranged.scales, None, 72, grid is E4M3)
+    torch.library.opcheck(torch.ops.compress_llm.mixed_linear, given, test_utils=("test_schema", "test_faketensor"))
+    monkeypatch.setattr(product, "picked", picked)
+    y = ops.apply(x, weight.arranged, None, Activation(grid))
+    assert seen[-1] == (tokens > 64)
+    codes, unit = activation_codes(x, Activation(grid))
+    assert error(y, (codes.double() * unit.double()) @ weight.exact.T) < 1e-3
+
+
+@pytest.mark.parametrize("activation", [None, Activation(E4M3)])
+def test_compiled_without_a_break(sample, activation) -> None:
+    weight = sample(72, 128, 4, 128).arranged
 
     def twice(x):
-        return ops.apply(x, weight, None) * 2
+        return ops.apply(x, weight, None, activation) * 2
 
-    x = torch.randn(3, 96).half()
+    x = torch.randn(3, 128).half()
     assert torch.equal(torch.compile(twice, backend="aot_eager", fullgraph=True)(x), twice(x))

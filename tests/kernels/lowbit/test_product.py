@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from compress_llm.formats.errors import InputError
+from compress_llm.formats.float_grids import E4M3
+from compress_llm.formats.grids import INT8
+from compress_llm.formats.scheme import Activation
 from compress_llm.kernels.cuda.arrivals import arrivals
 from compress_llm.kernels.lowbit import configs, cuda_decode, cuda_gemm, product, triton_gemm, triton_narrow
 from compress_llm.kernels.lowbit.cuda_decode import DecodeConfig
 from compress_llm.kernels.lowbit.cuda_gemm import GemmConfig
+from compress_llm.kernels.lowbit.narrow import values
+from compress_llm.kernels.lowbit.ops import quantize_blocks
 from compress_llm.kernels.registry import Pick
 
 gpu = pytest.mark.skipif(
@@ -43,6 +48,28 @@ def test_reference_of_floating_point_weights(float_sample, error, device, kind) 
     exact = x.double() @ weight.exact.T * (1 if token_scale is None else token_scale.double()[:, None])
     scale = None if token_scale is None else token_scale.to(device)
     assert error(product.product(x.to(device), weight.arranged, None, scale, torch.float16, "reference"), exact) < 1e-3
+
+
+@pytest.mark.parametrize("floating", [False, True])
+def test_reference_of_scaled_blocks(block_sample, error, device, floating) -> None:
+    weight = block_sample(200, 256, floating, device)
+    x, scale = quantize_blocks(torch.randn(3, 256, device=device).half(), 128, floating)
+    bias = torch.ones(200, dtype=torch.float16, device=device)
+    y = product.product(x, weight.arranged, bias, scale, torch.float16, "reference")
+    assert error(y, values(x, scale, 8).cpu() @ weight.exact.T + 1) < 1e-3
+
+
+def test_who_multiplies_4_bit_weights_as_8_bit_numbers(sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "picked", lambda *given: Pick("cuda", ""))
+    weight, wide = sample(64, 128).arranged, sample(64, 128, 8, 128).arranged
+    asked = [(weight, Activation(E4M3), 65), (weight, Activation(INT8), 4096), (weight, Activation(E4M3), 64)]
+    asked += [(weight, None, 65), (weight, Activation(E4M3, "group", group_size=128), 65), (wide, Activation(INT8), 65)]
+    asked += [(sample(64, 128, 4, 64).arranged, Activation(INT8), 65)]
+    asked += [(sample(64, 128, zero="int").arranged, Activation(INT8), 65)]
+    seen = [product.as_multiplied(given, inputs, tokens, torch.float16) for given, inputs, tokens in asked]
+    assert [(got.narrow, got.floating) for got in seen] == [(True, True), (True, False), *[(False, False)] * 6]
+    monkeypatch.setattr(product, "picked", lambda *given: Pick("triton", ""))
+    assert product.as_multiplied(weight, Activation(E4M3), 65, torch.float16) is weight
 
 
 def test_each_pick_reaches_its_implementation(sample, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +167,68 @@ def test_cuda_int8(sample, error, device, tokens) -> None:
     scale = torch.rand(tokens, device=device) + 0.5
     y = product.product(x, weight.arranged, None, scale, torch.float16, "cuda")
     assert error(y, x.double().cpu() @ weight.exact.T * scale.double().cpu()[:, None]) < 3e-4
+
+
+@pytest.fixture
+def rounding(error):
+    """The error of rounding `exact` to a dtype, but to bfloat16 where matrix units keep no more: those of E4M3."""
+    return lambda exact, dtype, floating: error(exact.to(torch.bfloat16 if floating else dtype), exact)
+
+
+@gpu
+@pytest.mark.parametrize("floating", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1096, 4104])
+def test_cuda_on_scaled_blocks(block_sample, error, rounding, device, floating, dtype, rows) -> None:
+    weight = block_sample(rows, 1152, floating, device)
+    bias = torch.randn(rows, device=device, dtype=dtype)
+    for tokens in (1, 3, 17, 100, 300):
+        x = torch.randn(tokens, 1152, device=device, dtype=dtype)
+        x[:, ::7] *= 30
+        x, scale = quantize_blocks(x, 128, floating)
+        exact = values(x, scale, 8).cpu() @ weight.exact.T + bias.double().cpu()
+        y, again = (product.product(x, weight.arranged, bias, scale, dtype, "cuda") for _ in range(2))
+        assert torch.equal(y, again)
+        assert error(y, exact) < 1.5 * rounding(exact, dtype, floating)
+
+
+@gpu
+@pytest.mark.parametrize("floating", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1096, 4104])
+def test_cuda_on_4_bit_weights_as_8_bit_numbers(sample, error, rounding, device, floating, dtype, rows) -> None:
+    weight = sample(rows, 1152, 4, 128, dtype=dtype, device=device)
+    arranged = replace(weight.arranged, narrow=True, floating=floating)
+    bias = torch.randn(rows, device=device, dtype=dtype)
+    for tokens in (1, 17, 65, 100, 300):
+        x, scale = quantize_blocks(torch.randn(tokens, 1152, device=device, dtype=dtype), 0, floating)
+        exact = values(x, scale, 4).cpu() @ weight.exact.T + bias.double().cpu()
+        y, again = (product.product(x, arranged, bias, scale, dtype, "cuda") for _ in range(2))
+        assert torch.equal(y, again)
+        assert error(y, exact) < 1.5 * rounding(exact, dtype, floating)
+
+
+PARTS = [
+    {"tokens": 256, "pair": 2},
+    {"tokens": 64, "depth": 2, "splits": 2},
+    {"tokens": 32, "ways": 2},
+    {"tail": 3, "splits": 2},
+]
+
+
+@gpu
+@pytest.mark.parametrize("floating", [False, True])
+@pytest.mark.parametrize("shape", PARTS)
+def test_cuda_on_scaled_blocks_in_parts(sample, block_sample, error, rounding, device, floating, shape) -> None:
+    weight, narrow = block_sample(1096, 1152, floating, device), sample(1096, 1152, 4, 128, device=device)
+    four = replace(narrow.arranged, narrow=True, floating=floating)
+    x = torch.randn(299, 1152, device=device).half()
+    for arranged, exact, bits in ((weight.arranged, weight.exact, 8), (four, narrow.exact, 4)):
+        codes, scale = quantize_blocks(x, 128 if bits == 8 else 0, floating)
+        y = torch.empty(299, 1096, device=device).half()
+        product.run(codes, arranged, y, GemmConfig(**shape), None, scale)
+        wanted = values(codes, scale, bits).cpu() @ exact.T
+        assert error(y, wanted) < 1.5 * rounding(wanted, torch.float16, floating)
 
 
 @gpu

@@ -53,5 +53,5 @@ def test_compiles_for_gpus_that_are_not_here(tmp_path) -> None:
     for kind, capability in (("nvfp4", "100"), ("mxfp4", "120"), ("mxfp8", "100")):
         assert "block_scale" in rows[kind, capability]
     assert "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16" in rows["weights", "90"]
-    assert "f32.e4m3.e4m3" in rows["narrow", "90"]
-    assert "cvt.e4m3" in rows["quantize", "90"]
+    assert all("f32.e4m3.e4m3" in rows[name, "90"] for name in ("narrow", "blocks"))
+    assert all("cvt.e4m3" in rows[name, "90"] for name in ("quantize", "quantize_blocks"))
