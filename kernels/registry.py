@@ -1,8 +1,8 @@
 """Which implementation of an operation runs, and why not another.
 
 An operation is the product with one kind of packed weight. It has implementations in the order of preference: `cuda`
-(CUDA C++), `triton`, `scaled` (Triton, microscaled operands as they lie), `reference` (plain torch, always last and
-always able). The first one that can is picked;
+(CUDA C++), `triton`, `scaled` (Triton, microscaled operands as they lie), `three-layer` (CUDA C++, sparse weights in
+another layout), `reference` (plain torch, always last and always able). The first one that can is picked;
 `COMPRESS_KERNEL`, or a name given by the caller, asks for one by name, and then it runs or the call fails: nothing
 falls back silently. The pick and every reason are data, for `compress doctor` and `compress bench`.
 """
@@ -14,12 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 
 from ..formats.errors import InputError, nearest
 
 VARIABLE = "COMPRESS_KERNEL"
+THREE_LAYER = "three-layer"
+Sparse = Literal["no", "any", "bitmap", "three-layer"]
+"""Whether a weight is sparse and not rounded, and then in which layout: "any" where it is in none yet."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Problem:
     `device` is a torch device type; `capability` the CUDA compute capability, (0, 0) elsewhere; `tokens` rows of the
     input, `out_features` by `in_features` the weight; `dtype` that of the result; `group` inputs that share a scale (0:
     a row); `narrow` 8-bit activations; `floating` codes (and 8-bit activations) that are floating-point numbers;
-    `microscaled` weights and activations alike whose groups have scales that hardware knows.
+    `microscaled` weights and activations alike whose groups have scales that hardware knows; `sparse` see there.
     """
 
     device: str
@@ -43,6 +47,7 @@ class Problem:
     narrow: bool
     floating: bool = False
     microscaled: bool = False
+    sparse: Sparse = "no"
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,10 @@ def _no_cuda(problem: Problem) -> str | None:
 
 
 def _cuda_misfit(problem: Problem) -> str | None:
+    return _other_layout(problem) or _hopper_misfit(problem)
+
+
+def _hopper_misfit(problem: Problem) -> str | None:
     from .cuda import nvrtc
 
     if (reason := _no_cuda(problem) or _wrong_type(problem)) is not None:
@@ -112,8 +121,20 @@ def _cuda_misfit(problem: Problem) -> str | None:
     )
 
 
+def _three_layer_misfit(problem: Problem) -> str | None:
+    if problem.sparse == "no":
+        return "for sparse weights"
+    if problem.sparse == "bitmap":
+        return "the weight is in another layout: ask for it before the weight is loaded"
+    return _hopper_misfit(problem)
+
+
+def _other_layout(problem: Problem) -> str | None:
+    return "the weight is in the layout of three-layer" if problem.sparse == THREE_LAYER else None
+
+
 def _triton_misfit(problem: Problem) -> str | None:
-    if (reason := _no_cuda(problem) or _wrong_type(problem)) is not None:
+    if (reason := _other_layout(problem) or _no_cuda(problem) or _wrong_type(problem)) is not None:
         return reason
     least = (8, 9) if problem.narrow and problem.floating else (8, 0)
     if problem.capability < least:
@@ -145,5 +166,6 @@ IMPLEMENTATIONS = (
     Implementation("cuda", _cuda_misfit),
     Implementation("triton", _triton_misfit),
     Implementation("scaled", _scaled_misfit),
+    Implementation(THREE_LAYER, _three_layer_misfit),  # can where `cuda` can: never the first of a weight without layout
     Implementation("reference", _always),
 )
