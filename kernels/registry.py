@@ -166,6 +166,6 @@ IMPLEMENTATIONS = (
     Implementation("cuda", _cuda_misfit),
     Implementation("triton", _triton_misfit),
     Implementation("scaled", _scaled_misfit),
-    Implementation(THREE_LAYER, _three_layer_misfit),  # can where `cuda` can: never the first of a weight without layout
+    Implementation(THREE_LAYER, _three_layer_misfit),  # `cuda` can where this can, and comes first
     Implementation("reference", _always),
 )

@@ -164,7 +164,7 @@ def _kernels() -> tuple[list[Kernel], list[str]]:
     from ...kernels.sparse_linear import fits
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = []
+    rows, faults = [], {}
     for name, scheme in SCHEMES.items():
         try:
             if fits(scheme):
@@ -172,6 +172,7 @@ def _kernels() -> tuple[list[Kernel], list[str]]:
             else:
                 pick = packed.pick_for(scheme, USUAL_SHAPE, 1, torch.bfloat16, device)
         except InputError as error:
-            return [], [str(error)]
+            faults[str(error)] = None
+            continue
         rows.append(Kernel(name, scheme.packing, pick.name, pick.reason, dict(pick.others)))
-    return rows, []
+    return rows, list(faults)

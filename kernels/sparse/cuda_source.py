@@ -79,7 +79,7 @@ def variant(weight: Bitmap) -> dict[str, int]:
 
 
 def kernel(name: str, macros: Mapping[str, int], shared_bytes: int) -> driver.Kernel:
-    """The kernel `name` (a source here without its ending) under `macros` for the current device, compiled at first use.
+    """The kernel `name`, that of a source here, under `macros` for the current device, compiled at first use.
 
     Raises nvrtc.CompileError, and RuntimeError where the driver or NVRTC is missing.
     """

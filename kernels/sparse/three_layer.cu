@@ -14,13 +14,15 @@ template <int SECOND> DEVICE void mma_sparse(float* c, const Quad& a, const u32*
 #undef MMA
 }
 
-template <int SECOND> DEVICE void multiply(float (*sum)[4], const Walk& walk, const Tokens<NT>& x, int group, u32 pairs, int lane) {
+// 32 inputs of the tile at hand.
+template <int SECOND>
+DEVICE void multiply(float (*first)[4], float (*second)[4], const Walk& walk, const Tokens<NT>& x, int group, u32 pairs, int lane) {
   const int at = (group * 2 + SECOND) * 512 + lane * 16;
   const Quad kept = *(const Quad*)(walk.kept + at), others = *(const Quad*)(walk.others + at);
 #pragma unroll
   for (int n = 0; n < NT; n++) {
-    mma_sparse<SECOND>(sum[n], kept, x.piece[n][SECOND].at, pairs);
-    mma_sparse<SECOND>(sum[n], others, x.piece[n][SECOND].at, complement(pairs));
+    mma_sparse<SECOND>(first[n], kept, x.piece[n][SECOND].at, pairs);
+    mma_sparse<SECOND>(second[n], others, x.piece[n][SECOND].at, complement(pairs));
   }
 }
 
@@ -39,14 +41,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) three_layer(const u1
     for (int g = 0; g < 4; g++) now[g].load(x, w, out.tokens, (warp * STEPS + step) * 256 + g * 64, lane);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
+      float more[1][4] = {};  // the second operand's sums where NT is 1: each instruction would wait for the one before
+      float (*others)[4] = NT == 1 ? more : sum[t];
       walk.open(lane);
 #pragma unroll
       for (int g = 0; g < 4; g++) {
         const u32 pairs = *(const u32*)(walk.kept + PAIRS_AT + g * 128 + lane * 4);
-        multiply<0>(sum[t], walk, now[g], g, pairs, lane);
-        multiply<1>(sum[t], walk, now[g], g, pairs, lane);
+        multiply<0>(sum[t], others, walk, now[g], g, pairs, lane);
+        multiply<1>(sum[t], others, walk, now[g], g, pairs, lane);
       }
       walk.close(lane);
+      if (NT == 1) {
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[t][0][e] += more[0][e];
+      }
     }
   }
   __syncthreads();

@@ -7,9 +7,9 @@ where a counts pieces of 64 inputs, b (0 or 1) halves of a piece, and row r + 8 
 of the half, 2 q + u = 4 f + t, are the group: so eight neighbouring inputs of x are what a lane has to multiply.
 
 - `tiles`: each 4096 bytes of slots, two a group; 512 bytes of positions, four bits a group, as the instruction wants
-  them: of piece a, lane 4 r + 2 b + f, from bit 16 h + 4 t on; 128 bytes of starts; 512 bytes of steps. A lane takes 16
-  steps; its start says how many bytes of slots the steps of the lanes before pass, of the sources in the low half of a
-  word, of the destinations in the high half. Steps past the last are zero.
+  them: of piece a, lane 4 r + 2 b + f, from bit 16 h + 4 t on; 128 bytes of starts; 512 bytes of steps. A lane takes up
+  to 16 steps, the others are zero; its start says how many bytes of slots the steps of the lanes before pass, of the
+  sources in the low half of a word, of the destinations in the high half.
 - `rest`: what is left, tile by tile: values without an empty slot, and those whose steps found no room. The byte where
   the slot of the destination begins is the low half of a word, the value the high half.
 - `starts`: where each tile's begin. Kernels look two tiles ahead.
@@ -44,8 +44,8 @@ _PAST = 2  # tiles that kernels look ahead
 class ThreeLayer:
     """A sparse weight [out_features, in_features] of 16-bit numbers in three layers.
 
-    `tiles` [tiles, 2624] in the weight's dtype, whatever the bits mean; `starts` int32 [tiles + 3]; `rest` int32 [left].
-    A stream of `cut` has `cut.groups / 4` tiles along the inputs for each of its row tiles.
+    `tiles` [tiles, 2624] in the weight's dtype, whatever the bits mean; `starts` int32 [tiles + 3]; `rest` int32
+    [left]. A stream of `cut` has `cut.groups / 4` tiles along the inputs for each of its row tiles.
     """
 
     tiles: Tensor
@@ -151,25 +151,39 @@ def _untiles(groups: Tensor, cut: Geometry) -> Tensor:
 
 
 def _pack(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(tiles uint8 [tiles, 5248], how many values are left in each, int64; those as words, int32) of [tiles, 1024, 4]."""
+    """Tiles uint8 [tiles, 5248], how many values each leaves (int64), and those as words (int32): [tiles, 1024, 4]."""
     count = groups.shape[0]
     layers = split(groups.view(count, -1))
     kept, surplus = layers.kept.view(count, SLOTS), layers.surplus.view(count, SLOTS)
     moves, left = steps.pair(kept == 0, surplus != 0)
-    entries, made = steps.encode(moves, count)
-    tile = torch.repeat_interleave(made)
-    place = torch.arange(tile.shape[0], device=tile.device) - (made.cumsum(0) - made)[tile]
-    room = place < STEPS
-    taken = torch.zeros(count, STEPS, dtype=torch.uint8, device=tile.device)
-    taken[tile[room], place[room]] = entries[room]
-    fits = room[(entries & 15 != 0) & (entries >> 4 != 0)]  # of each move
+    starts, taken, fits = _deal(*steps.encode(moves, count))
     left[moves.tile[~fits], moves.destination[~fits]] = True
     tile, source, destination = moves.tile[fits], moves.source[fits], moves.destination[fits]
     kept[tile, source] = surplus[tile, destination]
-    parts = (kept, _positions(layers.pairs), _passed(taken), taken)
+    tiles = torch.cat([part.view(torch.uint8) for part in (kept, _positions(layers.pairs), starts, taken)], 1)
     tile, slot = left.nonzero(as_tuple=True)
-    words = surplus[tile, slot].to(torch.int32) << 16 | slot.to(torch.int32) * 2
-    return torch.cat([part.view(torch.uint8) for part in parts], 1), left.sum(1), words
+    return tiles, left.sum(1), surplus[tile, slot].to(torch.int32) << 16 | slot.to(torch.int32) * 2
+
+
+def _deal(entries: Tensor, made: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The steps of tiles, `made` each, dealt out to lanes: starts int32 [tiles, 32], steps uint8 [tiles, 512].
+
+    All lanes get as many, so that they need the fewest rounds. Also says of each move whether there was room for it.
+    """
+    tile = torch.repeat_interleave(made)
+    place = torch.arange(tile.shape[0], device=tile.device) - (made.cumsum(0) - made)[tile]
+    each = (-(-made // LANES)).clamp(1, STEPS // LANES)[tile]
+    room = place < STEPS
+    lane = tile * LANES + place // each
+    taken = entries.new_zeros(made.shape[0] * LANES, STEPS // LANES)
+    taken[lane[room], (place % each)[room]] = entries[room]
+    starts = made.new_zeros(2, made.shape[0] * LANES)
+    for half, nibble in enumerate((entries & 15, entries >> 4)):
+        starts[half].index_add_(0, lane[room], _advance(nibble, entries)[room])
+    starts = starts.view(2, -1, LANES)
+    low, high = (starts.cumsum(-1) - starts) * 2
+    real = (entries & 15 != 0) & (entries >> 4 != 0)
+    return (low | high << 16).to(torch.int32), taken.view(-1, STEPS), room[real]
 
 
 def _positions(pairs: Tensor) -> Tensor:
@@ -177,14 +191,6 @@ def _positions(pairs: Tensor) -> Tensor:
     # a, b, r, t, f, h to a, r, b, f | h, t
     ordered = pairs.view(-1, PIECES, 2, 8, 4, 2, 2).permute(0, 1, 3, 2, 5, 6, 4).reshape(pairs.shape[0], -1, 2)
     return (ordered[..., 0] | ordered[..., 1] << 4).view(torch.int32)
-
-
-def _passed(taken: Tensor) -> Tensor:
-    """The starts, int32 [tiles, 32], of steps uint8 [tiles, 512]."""
-    by_lane = taken.view(-1, LANES, STEPS // LANES)
-    low, high = (_advance(nibble, by_lane).sum(-1) for nibble in (by_lane & 15, by_lane >> 4))
-    low, high = ((total.cumsum(1) - total) * 2 for total in (low, high))
-    return (low | high << 16).to(torch.int32)
 
 
 def _advance(nibble: Tensor, entry: Tensor) -> Tensor:
