@@ -63,7 +63,7 @@ def every_kernel_us(weights: SparseWeights, x: torch.Tensor) -> dict[str, float]
 @click.option("--mask", "masks", multiple=True, type=click.Choice(["iid", "wanda"]), default=("iid", "wanda"))
 @click.option("--kept", default=0.5, show_default=True)
 @click.option("--routes", is_flag=True, help="Time every kernel.")
-@click.option("--kernel", help="Measure this implementation.")
+@click.option("--kernel", help="Measure this implementation, whichever would be picked.")
 @click.option("--device", default="auto")
 def main(
     shapes: tuple[str, ...],
@@ -75,6 +75,8 @@ def main(
     device: str,
 ) -> None:
     """Print the tables."""
+    if routes and kernel:
+        raise click.UsageError("--routes is about the kernels that are picked: leave out --kernel")
     place = pick_device(device)
     can = limits(place)
     print(f"{can.bytes_per_second / 1e12:.2f} TB/s copied, {can.operations_per_second / 1e12:.0f} T operations/s\n")

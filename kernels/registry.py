@@ -23,7 +23,7 @@ from ..formats.errors import InputError, nearest
 VARIABLE = "COMPRESS_KERNEL"
 THREE_LAYER = "three-layer"
 Sparse = Literal["no", "any", "bitmap", "three-layer"]
-"""Whether a weight is sparse and not rounded, and then in which layout: "any" where it is in none yet."""
+"""The layout of a weight that is sparse and not rounded: "any" where it is in none yet, "no" for other weights."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Problem:
     `device` is a torch device type; `capability` the CUDA compute capability, (0, 0) elsewhere; `tokens` rows of the
     input, `out_features` by `in_features` the weight; `dtype` that of the result; `group` inputs that share a scale (0:
     a row); `narrow` 8-bit activations; `floating` codes (and 8-bit activations) that are floating-point numbers;
-    `microscaled` weights and activations alike whose groups have scales that hardware knows; `sparse` see there.
+    `microscaled` weights and activations alike whose groups have scales that hardware knows; `sparse` the layout of
+    weights that are sparse and not rounded.
     """
 
     device: str

@@ -1,10 +1,10 @@
 """The device layout of sparse weights in three layers, which three_layer.cu multiplies without taking them apart first.
 
 It takes 1.29 bytes a weight at 50 %, more than the bitmap (layout.py), and is there for who asks for it. The layers
-are those on disk (`formats/three_layer`), in the order of matrix operands and in tiles of 16 rows by 256 inputs. Group
-g of four inputs, of which the first layer has two slots, is in the tile at place ((4 a + b) 32 + 4 r + t) 4 + 2 f + h,
-where a counts pieces of 64 inputs, b (0 or 1) halves of a piece, and row r + 8 h, inputs 16 u + 2 q (+ 1, + 8, + 9)
-of the half, 2 q + u = 4 f + t, are the group: so eight neighbouring inputs of x are what a lane has to multiply.
+are those on disk (`formats/three_layer`), in the order of matrix operands and in tiles of 16 rows by 256 inputs. Inputs
+go in pieces of 64 (number a), their halves (b, 0 or 1), and groups of four: row r + 8 h, inputs 16 u + 2 q (+ 0, 1, 8,
+9) of the half. With 2 q + u = 4 f + t the group's place in the tile is ((2 a + b) 32 + 4 r + t) 4 + 2 f + h. So a lane
+holds what the instruction wants of it, and multiplies eight neighbouring inputs of x.
 
 - `tiles`: each 4096 bytes of slots, two a group; 512 bytes of positions, four bits a group, as the instruction wants
   them: of piece a, lane 4 r + 2 b + f, from bit 16 h + 4 t on; 128 bytes of starts; 512 bytes of steps. A lane takes up
