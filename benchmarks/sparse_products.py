@@ -1,10 +1,11 @@
 """Products with half-empty bfloat16 weights against dense ones on a GPU, and against 2:4 by cuSPARSELt: a table.
 
     python benchmarks/sparse_products.py [--shape 14336x4096 …] [--tokens 1 …] [--mask iid --mask wanda] [--routes]
+        [--kernel three-layer]
 
 Everything is measured in one process, as in products.py. The floor is what reading the weights' bytes (and x and y)
 takes at the bandwidth that a copy reaches. `--routes` times every CUDA kernel that takes so many tokens, for
-kernels/sparse/routes.json.
+kernels/sparse/routes.json. `--kernel` measures one of another name than would be picked, in its own layout.
 """
 
 from __future__ import annotations
@@ -62,11 +63,20 @@ def every_kernel_us(weights: SparseWeights, x: torch.Tensor) -> dict[str, float]
 @click.option("--mask", "masks", multiple=True, type=click.Choice(["iid", "wanda"]), default=("iid", "wanda"))
 @click.option("--kept", default=0.5, show_default=True)
 @click.option("--routes", is_flag=True, help="Time every kernel.")
+@click.option("--kernel", help="Measure this implementation, whichever would be picked.")
 @click.option("--device", default="auto")
 def main(
-    shapes: tuple[str, ...], tokens: tuple[int, ...], masks: tuple[Mask, ...], kept: float, routes: bool, device: str
+    shapes: tuple[str, ...],
+    tokens: tuple[int, ...],
+    masks: tuple[Mask, ...],
+    kept: float,
+    routes: bool,
+    kernel: str | None,
+    device: str,
 ) -> None:
     """Print the tables."""
+    if routes and kernel:
+        raise click.UsageError("--routes is about the kernels that are picked: leave out --kernel")
     place = pick_device(device)
     can = limits(place)
     print(f"{can.bytes_per_second / 1e12:.2f} TB/s copied, {can.operations_per_second / 1e12:.0f} T operations/s\n")
@@ -78,7 +88,7 @@ def main(
     for mask in masks:
         for size in shapes:
             begun = time.perf_counter()
-            weights = SparseWeights(shape(size), place, torch.bfloat16, mask, kept)
+            weights = SparseWeights(shape(size), place, torch.bfloat16, mask, kept, asked=kernel)
             took, cut = time.perf_counter() - begun, weights.arranged[0].cut
             print(f"<!-- {size} {mask}: packed and copied in {took:.1f} s, {cut} -->")
             each = weights.nbytes / weights.dense[0].numel()

@@ -1,8 +1,8 @@
 """Which implementation of an operation runs, and why not another.
 
 An operation is the product with one kind of packed weight. It has implementations in the order of preference: `cuda`
-(CUDA C++), `triton`, `scaled` (Triton, microscaled operands as they lie), `reference` (plain torch, always last and
-always able). The first one that can is picked;
+(CUDA C++), `triton`, `scaled` (Triton, microscaled operands as they lie), `three-layer` (CUDA C++, sparse weights in
+another layout), `reference` (plain torch, always last and always able). The first one that can is picked;
 `COMPRESS_KERNEL`, or a name given by the caller, asks for one by name, and then it runs or the call fails: nothing
 falls back silently. The pick and every reason are data, for `compress doctor` and `compress bench`.
 """
@@ -14,12 +14,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 
 from ..formats.errors import InputError, nearest
 
 VARIABLE = "COMPRESS_KERNEL"
+THREE_LAYER = "three-layer"
+Sparse = Literal["no", "any", "bitmap", "three-layer"]
+"""The layout of a weight that is sparse and not rounded: "any" where it is in none yet, "no" for other weights."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Problem:
     `device` is a torch device type; `capability` the CUDA compute capability, (0, 0) elsewhere; `tokens` rows of the
     input, `out_features` by `in_features` the weight; `dtype` that of the result; `group` inputs that share a scale (0:
     a row); `narrow` 8-bit activations; `floating` codes (and 8-bit activations) that are floating-point numbers;
-    `microscaled` weights and activations alike whose groups have scales that hardware knows.
+    `microscaled` weights and activations alike whose groups have scales that hardware knows; `sparse` the layout of
+    weights that are sparse and not rounded.
     """
 
     device: str
@@ -43,6 +48,7 @@ class Problem:
     narrow: bool
     floating: bool = False
     microscaled: bool = False
+    sparse: Sparse = "no"
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,10 @@ def _no_cuda(problem: Problem) -> str | None:
 
 
 def _cuda_misfit(problem: Problem) -> str | None:
+    return _other_layout(problem) or _hopper_misfit(problem)
+
+
+def _hopper_misfit(problem: Problem) -> str | None:
     from .cuda import nvrtc
 
     if (reason := _no_cuda(problem) or _wrong_type(problem)) is not None:
@@ -112,8 +122,20 @@ def _cuda_misfit(problem: Problem) -> str | None:
     )
 
 
+def _three_layer_misfit(problem: Problem) -> str | None:
+    if problem.sparse == "no":
+        return "for sparse weights"
+    if problem.sparse == "bitmap":
+        return "the weight is in another layout: ask for it before the weight is loaded"
+    return _hopper_misfit(problem)
+
+
+def _other_layout(problem: Problem) -> str | None:
+    return "the weight is in the layout of three-layer" if problem.sparse == THREE_LAYER else None
+
+
 def _triton_misfit(problem: Problem) -> str | None:
-    if (reason := _no_cuda(problem) or _wrong_type(problem)) is not None:
+    if (reason := _other_layout(problem) or _no_cuda(problem) or _wrong_type(problem)) is not None:
         return reason
     if problem.narrow and problem.bits == 4:
         return "multiplies 4-bit weights as 16-bit numbers"
@@ -147,5 +169,6 @@ IMPLEMENTATIONS = (
     Implementation("cuda", _cuda_misfit),
     Implementation("triton", _triton_misfit),
     Implementation("scaled", _scaled_misfit),
+    Implementation(THREE_LAYER, _three_layer_misfit),  # `cuda` can where this can, and comes first
     Implementation("reference", _always),
 )

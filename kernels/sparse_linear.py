@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from torch import Tensor
 from ..formats.scheme import Scheme
 from .hadamard import rotated
 from .packed_linear import PackedLinear
-from .sparse.geometry import read
-from .sparse.layout import Bitmap, arranged, dense
+from .sparse.layout import gathered
+from .sparse.product import Arranged, arrange, dense
 from .sparse_reference import SPARSE
 
 ROWS_AT_ONCE = 1024
@@ -23,28 +24,23 @@ def fits(scheme: Scheme) -> bool:
 
 
 class SparseLinear(PackedLinear):
-    """A sparse linear whose weight is in the layout of the kernels (`sparse/layout.py`).
+    """A sparse linear whose weight is in a layout of the kernels (`sparse/layout.py`, `sparse/three_layer.py`).
 
     Its tensors are buffers that no state dict holds: a checkpoint is written from the layout on disk.
     """
 
-    masks: Tensor
-    values: Tensor
-    starts: Tensor
-    table: Tensor
-
-    def __init__(self, scheme: Scheme, weight: Bitmap, bias: Tensor | None) -> None:
+    def __init__(self, scheme: Scheme, weight: Arranged, bias: Tensor | None) -> None:
         super().__init__(scheme, (weight.out_features, weight.in_features), {}, bias)
-        self._cut = (weight.cut.numbers(), weight.head)
-        for name in ("masks", "values", "starts", "table"):
-            self.register_buffer(name, getattr(weight, name), persistent=False)
+        tensors = {field.name: getattr(weight, field.name) for field in fields(weight)}
+        tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+        self._kind = replace(weight, **{name: tensor.new_empty(0) for name, tensor in tensors.items()})
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor, persistent=False)
 
     @property
-    def arranged(self) -> Bitmap:
+    def arranged(self) -> Arranged:
         """The weight."""
-        cut, head = self._cut
-        tensors = (self.masks, self.values, self.starts, self.table)
-        return Bitmap(*tensors, read(cut), head, self.out_features, self.in_features)
+        return replace(self._kind, **self.tensors)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], in the dtype of `x`."""
@@ -58,11 +54,14 @@ class SparseLinear(PackedLinear):
 
 
 def merge_sparse(linears: Sequence[PackedLinear], dtype: torch.dtype) -> SparseLinear:
-    """The linears, all with the same inputs, as one, its weight in `dtype`; they lose their tensors."""
+    """The linears, all with the same inputs, as one, its weight in `dtype`; they lose their tensors.
+
+    Raises InputError where the environment asks for a kernel that cannot run.
+    """
     first = linears[0]
     shape = (sum(linear.out_features for linear in linears), first.in_features)
     device = next(iter(first.tensors.values())).device
-    weight = arranged(_rows(linears, dtype), shape, dtype, device)
+    weight = arrange(gathered(_rows(linears, dtype), shape, dtype, device))
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     for linear in linears:
         for name in list(linear.tensors):

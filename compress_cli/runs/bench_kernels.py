@@ -24,7 +24,7 @@ from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.packed import Stored, arranged
 from ...kernels.lowbit.product import as_multiplied, picked, product
 from ...kernels.reference import decode_rows
-from ...kernels.registry import Pick
+from ...kernels.registry import THREE_LAYER, Pick
 from ...kernels.sparse_linear import fits
 from ...quantizers.input_scales import input_scale
 from ...quantizers.scales import shared, storage
@@ -156,7 +156,7 @@ def cell(weights: Measured, tokens: int, limits: Limits) -> Cell:
     products = weights.products(x)
     y, again = products[0](), products[-1]()
     error, dense_error = weights.errors(x, y)
-    times = _times(weights, x, early=pick.name == "cuda")
+    times = _times(weights, x, early=pick.name in ("cuda", THREE_LAYER))
     moved = weights.nbytes + x.nbytes + y.nbytes
     return Cell(
         scheme=weights.name,

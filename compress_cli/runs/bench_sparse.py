@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...kernels.registry import Pick
-from ...kernels.sparse.layout import arrange
-from ...kernels.sparse.product import picked, product
+from ...kernels.sparse.product import arrange, picked, product
 from .stored import rows_at_a_time
 from .timing import copies
 
@@ -19,7 +18,11 @@ Mask = Literal["iid", "wanda"]
 
 
 class SparseWeights:
-    """Copies of one random weight, half of it (or what `kept` says) zero. A `Measured` of bench_kernels.py."""
+    """Copies of one random weight, half of it (or what `kept` says) zero. A `Measured` of bench_kernels.py.
+
+    `asked` names the implementation whose layout they are in and that multiplies them; None leaves it to the registry,
+    which raises InputError for one that cannot run.
+    """
 
     group_size: int | None = None
 
@@ -31,11 +34,13 @@ class SparseWeights:
         mask: Mask = "iid",
         kept: float = 0.5,
         name: str | None = None,
+        asked: str | None = None,
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, device
         self.name = name or f"{kept:.0%} {mask}"
+        self.asked = asked
         self.weight = random_weight(shape, device, dtype, mask, kept)
-        first = arrange(self.weight)
+        first = arrange(self.weight, asked)
         self.nbytes = first.nbytes
         self.arranged = [first, *(first.clone() for _ in range(copies(first.nbytes, device) - 1))]
         self.dense = [self.weight, *(self.weight.clone() for _ in range(copies(self.weight.nbytes, device) - 1))]
@@ -44,11 +49,11 @@ class SparseWeights:
 
     def products(self, x: Tensor, pdl: bool = True, route: str | None = None) -> list[Callable[[], Tensor]]:
         """The product of `x` with every copy, by the CUDA kernel that `route` names where it does."""
-        return [lambda weight=weight: product(x, weight, None, None, route, pdl) for weight in self.arranged]
+        return [lambda weight=weight: product(x, weight, None, self.asked, route, pdl) for weight in self.arranged]
 
     def picked(self, tokens: int) -> Pick:
         """The implementation that runs these products."""
-        return picked(self.arranged[0], tokens, self.dtype)
+        return picked(self.arranged[0], tokens, self.dtype, self.asked)
 
     def errors(self, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Relative errors against float64, of `y` and of the dense product."""

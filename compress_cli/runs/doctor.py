@@ -159,14 +159,20 @@ def _kernels() -> tuple[list[Kernel], list[str]]:
 
     from ...formats.errors import InputError
     from ...formats.scheme import SCHEMES
-    from ...kernels.lowbit.packed import pick_for
+    from ...kernels.lowbit import packed
+    from ...kernels.sparse import product
+    from ...kernels.sparse_linear import fits
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows = []
+    rows, faults = [], {}
     for name, scheme in SCHEMES.items():
         try:
-            pick = pick_for(scheme, USUAL_SHAPE, 1, torch.bfloat16, device)
+            if fits(scheme):
+                pick = product.pick_for(USUAL_SHAPE, 1, torch.bfloat16, device)
+            else:
+                pick = packed.pick_for(scheme, USUAL_SHAPE, 1, torch.bfloat16, device)
         except InputError as error:
-            return [], [str(error)]
+            faults[str(error)] = None
+            continue
         rows.append(Kernel(name, scheme.packing, pick.name, pick.reason, dict(pick.others)))
-    return rows, []
+    return rows, list(faults)

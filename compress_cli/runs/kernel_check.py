@@ -20,8 +20,8 @@ from ...kernels.lowbit.ops import inputs
 from ...kernels.lowbit.packed import Stored, arranged, misfit
 from ...kernels.lowbit.product import as_multiplied, picked, product
 from ...kernels.reference import decode_rows
-from ...kernels.sparse import layout as sparse
 from ...kernels.sparse import product as sparse_product
+from ...kernels.sparse.layout import gathered
 from ...kernels.sparse_linear import ROWS_AT_ONCE, fits
 from .checks import Check, check
 from .stored import Packed, rows_at_a_time
@@ -83,7 +83,7 @@ def _sparse_fault(scheme: Scheme, stored: Stored, tokens: int, device: torch.dev
         decode_rows(stored.tensors, scheme, stored.shape, start, min(start + ROWS_AT_ONCE, stored.shape[0]))
         for start in range(0, stored.shape[0], ROWS_AT_ONCE)
     )
-    weight = sparse.arranged(rows, stored.shape, torch.bfloat16, device)
+    weight = sparse_product.arrange(gathered(rows, stored.shape, torch.bfloat16, device))
     x = torch.randn(tokens, stored.shape[1], generator=torch.Generator().manual_seed(SEED)).to(device, torch.bfloat16)
     y = sparse_product.product(x, weight)
     name = sparse_product.picked(weight, tokens, y.dtype).name

@@ -4,8 +4,8 @@
 // rows, 64 rows to an instruction, and share x, which they copy to shared memory in the order of inputs that layout.py
 // gives a step, a group of inputs ahead. The WAYS groups of a block are neighbours along K; their sums go from one to the
 // next through shared memory. What is left of K is in other blocks: who arrives last adds their sums in order.
-// Macros beside stream.cuh's: TOKENS, WAYS, SLOTS (places for sums on their way); EXACT as in decode.cu. The launcher
-// puts `wgmma` for TOKENS columns in front.
+// Macros beside those of stream.cuh and tokens.cuh: TOKENS, WAYS, SLOTS (places for sums on their way). The launcher puts
+// `wgmma` for TOKENS columns in front.
 constexpr int NT = TOKENS / 8, X_BYTES = TOKENS * 128, SLICES = (WARPS + WAYS - 1) / WAYS;
 constexpr int UNITS = (NT + 3) / 4;         // of eight tokens, that a warp copies of each group of inputs
 constexpr bool BOTH = NT <= 4;              // registers are left for the operands of two steps

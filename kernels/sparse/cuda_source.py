@@ -16,6 +16,8 @@ from .layout import RING, Bitmap
 _FOLDER = Path(__file__).parent
 RING_BYTES = RING * 2048 + 256
 """Shared memory of a warp's ring."""
+_WALKS = {"three_layer": "layers.cuh", "three_layer_unpack": "layers.cuh"}
+"""How a kernel's warps go through the weight, where it is not stream.cuh."""
 
 
 class _Weights(ctypes.Structure):
@@ -77,7 +79,7 @@ def variant(weight: Bitmap) -> dict[str, int]:
 
 
 def kernel(name: str, macros: Mapping[str, int], shared_bytes: int) -> driver.Kernel:
-    """The kernel `name` (decode, batch, unpack) under `macros` for the current device, compiled at first use.
+    """The kernel `name`, that of a source here, under `macros` for the current device, compiled at first use.
 
     Raises nvrtc.CompileError, and RuntimeError where the driver or NVRTC is missing.
     """
@@ -88,5 +90,6 @@ def cubin(name: str, macros: Mapping[str, int], arch: str) -> bytes:
     """Machine code of the kernel `name` under `macros`; needs NVRTC, no GPU."""
     kind = "f16" if macros["HALF"] else "bf16"
     special = f"typedef float Sum;\n{wgmma(macros['TOKENS'], kind)}" if "TOKENS" in macros else ""
-    parts = [DEVICE, (_FOLDER / "stream.cuh").read_text(), special, (_FOLDER / f"{name}.cu").read_text()]
-    return nvrtc.compile_cubin("\n".join(parts), macros, arch)
+    files = (_WALKS.get(name, "stream.cuh"), "tokens.cuh", f"{name}.cu")
+    walk, tokens, kernel = (_FOLDER.joinpath(file).read_text() for file in files)
+    return nvrtc.compile_cubin("\n".join([DEVICE, walk, tokens, special, kernel]), macros, arch)

@@ -1,25 +1,9 @@
 // y[M, N] = x[M, K] w[N, K]^T for M <= 8 NT: the sparse weights stream once, through the registers of a matrix operand.
 //
 // A block owns a band of rows; its warps have a stream each, side by side along K, and their sums meet in shared memory
-// in warp order. Macros beside stream.cuh's: NT; EXACT, 1 where the inputs need no bounds.
+// in warp order. Macros beside those of stream.cuh and tokens.cuh: NT.
 constexpr bool AHEAD = NT == 1 || TILES <= 2;  // whether registers are left to hold x a group ahead
 
-struct Tokens {  // a lane's share of x for a group of inputs: of each eight tokens, one token's two pieces
-  Words<4> piece[NT][2];
-  DEVICE void load(const u16* x, const Bitmap& w, int tokens, int input, int lane) {
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        piece[n][i] = {};
-        const int token = n * 8 + (lane >> 2), at = input + i * 32 + (lane & 3) * 8;
-        if (token < tokens && (EXACT || at < w.inputs)) {
-          u32* v = piece[n][i].at;
-          asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(x + (i64)token * w.inputs + at));
-        }
-      }
-  }
-};
 DEVICE void touch(const u16* x, const Bitmap& w, int tokens, int input, int lane) {  // a group of x, into the first cache
   if (lane >= tokens) return;
 #pragma unroll
@@ -33,7 +17,7 @@ struct Work {
   const u16* x;
   const Bitmap& w;
   int tokens, first, lane;  // `first` input of the stream
-  Tokens now, next;
+  Tokens<NT> now, next;
   float sum[TILES][NT][4];
 
   template <int PAIR, int TILE> DEVICE void block(int group) {
@@ -76,22 +60,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) decode(const u16* x,
   if (AHEAD) work.next.load(x, w, out.tokens, work.first, lane);
   each_block(work);
   __syncthreads();
-  Quad* parts = (Quad*)memory;  // [TILES][WARPS][NT][32]
-#pragma unroll
-  for (int t = 0; t < TILES; t++)
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-      if (n * 8 + (lane & 3) * 2 < out.tokens) parts[((t * WARPS + warp) * NT + n) * 32 + lane] = *(const Quad*)work.sum[t][n];
-  __syncthreads();
-  for (int i = threadIdx.x; i < TILES * NT * 32; i += WARPS * 32) {
-    const int n = i / 32 % NT, t = i / 32 / NT;
-    if (n * 8 + (lane & 3) * 2 >= out.tokens) continue;
-    float total[4] = {};
-#pragma unroll
-    for (int v = 0; v < WARPS; v++) {
-      const Quad part = parts[((t * WARPS + v) * NT + n) * 32 + lane];
-      total[0] += __uint_as_float(part.x), total[1] += __uint_as_float(part.y), total[2] += __uint_as_float(part.z), total[3] += __uint_as_float(part.w);
-    }
-    store(out, w, blockIdx.x * BAND + t * 16, n * 8, lane, total);
-  }
+  add_up(out, w, blockIdx.x * BAND, memory, warp, lane, work.sum);
 }

@@ -82,12 +82,17 @@ def geometry(out_features: int, in_features: int) -> Geometry:
     As many row tiles that all processors get the same; as many warps as there are, unless fewer leave much less padding
     or streams would be too short; and two groups a block where that does not make the kernel's code long.
     """
-    row_tiles, groups = -(-out_features // ROWS), -(-in_features // INPUTS)
-    tiles = min(range(1, MOST_TILES + 1), key=lambda tiles: (_rounds(row_tiles, tiles) * tiles, -tiles))
+    tiles, groups = even_tiles(out_features), -(-in_features // INPUTS)
     most = min(MOST_WARPS, max(1, groups * tiles // LEAST_STEPS))
     warps = min(range(1, most + 1), key=lambda warps: _inputs_cost(groups, warps))
     own = -(-groups // warps)
     return Geometry(warps, own, tiles, 2 if own % 2 == 0 and tiles <= 4 else 1)
+
+
+def even_tiles(out_features: int) -> int:
+    """How many row tiles a stream has when all processors get the same."""
+    row_tiles = -(-out_features // ROWS)
+    return min(range(1, MOST_TILES + 1), key=lambda tiles: (_rounds(row_tiles, tiles) * tiles, -tiles))
 
 
 def _inputs_cost(groups: int, warps: int) -> tuple[float, int]:

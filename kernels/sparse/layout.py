@@ -61,6 +61,16 @@ class Bitmap:
         return self.starts.shape[0] - 1
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.values.device
+
+    @property
     def nbytes(self) -> int:
         """What the weight takes on its device."""
         return sum(tensor.nbytes for tensor in (self.masks, self.values, self.starts, self.table))
@@ -85,8 +95,7 @@ def arrange(weight: Tensor, mask: Tensor | None = None, cut: Geometry | None = N
     On a GPU the weight is there when this returns: kernels read it before their predecessors have finished. Raises
     ValueError for numbers of another width, a mask of another shape and a cut that does not cover the inputs.
     """
-    if weight.element_size() != 2 or weight.ndim != 2 or 0 in weight.shape:
-        raise ValueError(f"a matrix of 16-bit numbers is needed, not {weight.dtype} {tuple(weight.shape)}")
+    check(weight)
     if mask is not None and mask.shape != weight.shape:
         raise ValueError(f"a mask of shape {tuple(mask.shape)} for a weight of shape {tuple(weight.shape)}")
     cut = cut or geometry(*weight.shape)
@@ -115,10 +124,16 @@ def arrange(weight: Tensor, mask: Tensor | None = None, cut: Geometry | None = N
     return packed
 
 
-def arranged(rows: Iterable[Tensor], shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str) -> Bitmap:
-    """The layout of the weight (out, in) = `shape` that comes as `rows`, some at a time from the first on, on `device`.
+def check(weight: Tensor) -> None:
+    """Raise ValueError for what is no matrix of 16-bit numbers."""
+    if weight.element_size() != 2 or weight.ndim != 2 or 0 in weight.shape:
+        raise ValueError(f"a matrix of 16-bit numbers is needed, not {weight.dtype} {tuple(weight.shape)}")
 
-    The dense weight is there in `dtype` meanwhile. Raises ValueError where the rows are not as many as `shape` says.
+
+def gathered(rows: Iterable[Tensor], shape: tuple[int, int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """The weight (out, in) = `shape` that comes as `rows`, some at a time from the first on, dense on `device`.
+
+    Raises ValueError where the rows are not as many as `shape` says.
     """
     weight, first = torch.empty(shape, dtype=dtype, device=device), 0
     for part in rows:
@@ -128,7 +143,7 @@ def arranged(rows: Iterable[Tensor], shape: tuple[int, int], dtype: torch.dtype,
         first += part.shape[0]
     if first < shape[0]:
         raise ValueError(f"{first} rows of the weight's {shape[0]}")
-    return arrange(weight)
+    return weight
 
 
 def dense(packed: Bitmap) -> Tensor:

@@ -1,4 +1,4 @@
-"""The product with a sparse weight in the layout of the kernels, by whichever implementation the registry picks."""
+"""The product with a sparse weight in a layout of the kernels, by whichever implementation the registry picks."""
 
 from __future__ import annotations
 
@@ -7,28 +7,57 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from ...formats.errors import InputError
-from ..registry import Pick, Problem, pick
+from ..registry import THREE_LAYER, Pick, Problem, Sparse, pick
+from . import cuda_three_layer, layout, three_layer
 from .cuda_batch import batch, configuration
-from .cuda_decode import decode, unpack
-from .layout import Bitmap, dense
+from .cuda_decode import MOST_TOKENS, decode, unpack
+from .layout import Bitmap
 from .routes import routes
+from .three_layer import ThreeLayer
+
+Arranged = Bitmap | ThreeLayer
 
 
-def problem(weight: Bitmap, tokens: int, dtype: torch.dtype) -> Problem:
-    """What the registry is asked for a product of `weight` with `tokens` tokens and results of `dtype`."""
-    device = weight.values.device
+def pick_for(
+    shape: tuple[int, int],
+    tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    sparse: Sparse = "any",
+    asked: str | None = None,
+) -> Pick:
+    """What runs a product with a sparse weight (out, in) = `shape` in the layout `sparse` on `device`, and why.
+
+    Raises InputError where the implementation `asked` for, or named by the environment, cannot.
+    """
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
-    return Problem(device.type, capability, tokens, weight.out_features, weight.in_features, dtype, 16, 0, False)
+    return pick(Problem(device.type, capability, tokens, *shape, dtype, 16, 0, False, sparse=sparse), asked)
 
 
-def picked(weight: Bitmap, tokens: int, dtype: torch.dtype, asked: str | None = None) -> Pick:
+def picked(weight: Arranged, tokens: int, dtype: torch.dtype, asked: str | None = None) -> Pick:
     """The implementation that `product` runs, and why. Raises InputError where the one asked for cannot."""
-    return pick(problem(weight, tokens, dtype), asked)
+    sparse = "three-layer" if isinstance(weight, ThreeLayer) else "bitmap"
+    return pick_for((weight.out_features, weight.in_features), tokens, dtype, weight.device, sparse, asked)
+
+
+def arrange(weight: Tensor, asked: str | None = None) -> Arranged:
+    """The sparse `weight` [out, in], float16 or bfloat16, in the layout of the implementation that is picked for it.
+
+    Raises InputError where the one `asked` for cannot run, and ValueError as the layouts' own functions do.
+    """
+    layout.check(weight)
+    name = pick_for((weight.shape[0], weight.shape[1]), 1, weight.dtype, weight.device, asked=asked).name
+    return three_layer.arrange(weight) if name == THREE_LAYER else layout.arrange(weight)
+
+
+def dense(weight: Arranged) -> Tensor:
+    """The weight [out, in], bit for bit, in plain torch."""
+    return three_layer.dense(weight) if isinstance(weight, ThreeLayer) else layout.dense(weight)
 
 
 def product(
     x: Tensor,
-    weight: Bitmap,
+    weight: Arranged,
     bias: Tensor | None = None,
     asked: str | None = None,
     route: str | None = None,
@@ -41,21 +70,24 @@ def product(
     run, and for a dtype that a GPU's kernels do not have the weight in.
     """
     name = picked(weight, x.shape[0], x.dtype, asked).name
-    if name != "reference" and weight.values.dtype != x.dtype:
-        cause = f"the weights are stored for {weight.values.dtype}"
+    if name != "reference" and weight.dtype != x.dtype:
+        cause = f"the weights are stored for {weight.dtype}"
         raise InputError(f"activations of {x.dtype}", cause, "load the model with the dtype it is to run in")
     x, bias = x.contiguous(), None if bias is None else bias.to(x.dtype)
-    if name == "cuda" and x.shape[0] > 0:
+    if name == "reference" or x.shape[0] == 0:
+        return reference(x, weight, bias)
+    if isinstance(weight, ThreeLayer):
+        with torch.cuda.device(x.device):
+            return _three_layer(x, weight, bias, route, pdl)
+    if name == "cuda":
         with torch.cuda.device(x.device):
             return _cuda(x, weight, bias, route, pdl)
-    if name == "triton" and x.shape[0] > 0:
-        from . import triton_sparse
+    from . import triton_sparse
 
-        return triton_sparse.product(x, weight, bias)
-    return reference(x, weight, bias)
+    return triton_sparse.product(x, weight, bias)
 
 
-def reference(x: Tensor, weight: Bitmap, bias: Tensor | None) -> Tensor:
+def reference(x: Tensor, weight: Arranged, bias: Tensor | None) -> Tensor:
     """The same in plain torch."""
     return linear(x, dense(weight).to(x.dtype), bias)
 
@@ -65,11 +97,23 @@ def _cuda(x: Tensor, weight: Bitmap, bias: Tensor | None, route: str | None, pdl
     route = route or routes(torch.cuda.get_device_properties(x.device).name).name(tokens)
     if route == "dense":
         return linear(x, unpack(weight, pdl), bias)
-    if x.data_ptr() % 16:
-        x = x.clone()  # x is read in pieces of 16 bytes
-    y = torch.empty(tokens, weight.out_features, dtype=x.dtype, device=x.device)
+    x, y = _aligned(x), x.new_empty(tokens, weight.out_features)
     if route == "decode":
         decode(x, weight, y, bias, pdl)
     else:
         batch(x, weight, y, configuration(weight, tokens), bias, pdl)
     return y
+
+
+def _three_layer(x: Tensor, weight: ThreeLayer, bias: Tensor | None, route: str | None, pdl: bool) -> Tensor:
+    """One kernel for a handful of tokens, the dense weight for more: nothing between them."""
+    if route == "dense" or x.shape[0] > MOST_TOKENS:
+        return linear(x, cuda_three_layer.unpack(weight, pdl), bias)
+    y = x.new_empty(x.shape[0], weight.out_features)
+    cuda_three_layer.multiply(_aligned(x), weight, y, bias, pdl)
+    return y
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """`x`, which kernels read in pieces of 16 bytes."""
+    return x.clone() if x.data_ptr() % 16 else x

@@ -131,15 +131,3 @@ template <int PART = 0, class Work> DEVICE void each_block(Work& work) {
   work.template done<PAIR, 2 * PART>();
   if constexpr (PART + 1 < PARTS) each_block<PART + 1>(work);
 }
-
-struct Output { u16* y; const u16* bias; int tokens; };
-// Sums of 16 rows (from `row` on) and eight tokens (from `token` on), as the matrix instructions leave them.
-DEVICE void store(const Output& out, const Bitmap& w, int row, int token, int lane, const float* sums) {
-#pragma unroll
-  for (int e = 0; e < 4; e++) {
-    const int n = row + (lane >> 2) + (e >> 1) * 8, m = token + (lane & 3) * 2 + (e & 1);
-    if (n >= w.outputs || m >= out.tokens) continue;
-    const float bias = out.bias ? low_float(out.bias[n]) : 0.f;
-    out.y[(i64)m * w.outputs + n] = (u16)round_pair(sums[e] + bias, 0.f);
-  }
-}

@@ -57,6 +57,27 @@ def test_microscaled_products_run_where_they_are_asked_for() -> None:
         pick(replace(given, capability=(9, 0)), "scaled")
 
 
+def test_three_layers_run_where_they_are_asked_for() -> None:
+    given = replace(problem(), sparse="any")
+    assert (pick(given).name, pick(given, "three-layer").name) == ("cuda", "three-layer")
+    assert pick(given).others["three-layer"] == "cuda is preferred"
+    assert pick(problem()).others["three-layer"] == "for sparse weights"
+    for unfit in (problem(), replace(given, capability=(8, 0)), replace(given, sparse="bitmap")):
+        with pytest.raises(InputError, match="kernel 'three-layer': it cannot run here"):
+            pick(unfit, "three-layer")
+    for unfit in ({"in_features": 4100}, {"capability": (8, 0)}, {"dtype": torch.float32}):
+        assert pick(replace(given, **unfit)).name in ("triton", "reference")
+
+
+def test_a_weight_in_three_layers_has_no_other_kernel() -> None:
+    given = replace(problem(), sparse="three-layer")
+    assert pick(given).name == "three-layer"
+    assert pick(replace(given, device="cpu")).name == "reference"
+    for name in ("cuda", "triton"):
+        with pytest.raises(InputError, match="in the layout of three-layer"):
+            pick(given, name)
+
+
 def test_without_a_compiler_triton_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "library", lambda: None)
     assert pick(problem()).others["cuda"] == "libnvrtc is not installed"

@@ -18,6 +18,9 @@ from compress_llm.formats.scheme import SCHEMES, Scheme, scheme
 from compress_llm.kernels.arranged_linear import ArrangedLinear, SharedPart, arrange
 from compress_llm.kernels.load import load
 from compress_llm.kernels.packed_linear import PackedLinear
+from compress_llm.kernels.registry import Pick
+from compress_llm.kernels.sparse import product
+from compress_llm.kernels.sparse.three_layer import ThreeLayer
 from compress_llm.kernels.sparse_linear import SparseLinear, fits, merge_sparse
 
 SPARSE = scheme("SPARSE50")
@@ -52,6 +55,21 @@ def test_inputs_are_rotated_where_the_checkpoint_says_so() -> None:
     x = torch.randn(5, WIDTH).bfloat16()
     expected = part(x)
     assert torch.equal(merge_sparse([part], torch.bfloat16)(x), expected)
+
+
+def test_three_layers_are_loaded_where_they_are_picked(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, x = [linear(64), linear(40)], torch.randn(2, 3, WIDTH).bfloat16()
+    weights, plain = [part.weight_rows() for part in parts], merge_sparse([linear(64), linear(40)], torch.bfloat16)
+    with monkeypatch.context() as patched:
+        patched.setattr(product, "pick", lambda *given: Pick("three-layer", ""))
+        merged = merge_sparse(parts, torch.bfloat16)
+    assert isinstance(merged.arranged, ThreeLayer)
+    assert set(merged.tensors) == {"tiles", "starts", "rest"}
+    assert torch.equal(merged.weight_rows(10, 90), torch.cat(weights)[10:90])
+    merged.bias, plain.bias = None, None
+    assert torch.equal(merged.to(torch.float16)(x), plain(x))
+    for sparse in (merged, plain):
+        assert torch.equal(torch.compile(sparse, backend="aot_eager", fullgraph=True)(x), plain(x))
 
 
 def test_dtypes_of_values_stay() -> None:

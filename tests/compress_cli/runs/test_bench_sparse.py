@@ -8,8 +8,10 @@ import torch
 from compress_llm.compress_cli.runs import bench_sparse
 from compress_llm.compress_cli.runs.bench_kernels import bench_kernels, cell
 from compress_llm.compress_cli.runs.timing import Limits
+from compress_llm.formats.errors import InputError
 from compress_llm.formats.progress import silent
 from compress_llm.formats.scheme import scheme
+from compress_llm.kernels.sparse import three_layer
 
 CPU = torch.device("cpu")
 
@@ -21,6 +23,14 @@ def test_a_cell_of_a_sparse_weight(mask) -> None:
     assert (row.scheme, row.kernel, row.tokens) == (f"50% {mask}", "reference", 2)
     assert row.passed
     assert row.without_early_start_us is None
+
+
+def test_three_layers_are_measured_in_their_own_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="three-layer"):
+        bench_sparse.SparseWeights((96, 128), CPU, torch.bfloat16, asked="three-layer")
+    monkeypatch.setattr(bench_sparse, "arrange", lambda weight, asked: three_layer.arrange(weight))
+    row = cell(bench_sparse.SparseWeights((96, 128), CPU, torch.bfloat16), 2, Limits(1e12, 1e15))
+    assert row.passed
 
 
 def test_a_scheme_that_drops_more_is_measured_with_less() -> None:

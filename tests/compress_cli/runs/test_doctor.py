@@ -8,6 +8,7 @@ from compress_llm.compress_cli.runs import doctor
 from compress_llm.compress_cli.runs.peers import Note, notes
 from compress_llm.compress_cli.runs.plain_json import to_json
 from compress_llm.formats.scheme import SCHEMES
+from compress_llm.kernels import registry
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, lines: list[str], versions: dict[str, str]) -> None:
@@ -22,11 +23,28 @@ def test_every_scheme_has_a_kernel_and_reasons_against_others() -> None:
     assert all(row.picked not in row.others and row.reason and all(row.others.values()) for row in kernels)
 
 
+def test_kernels_of_sparse_weights_are_told() -> None:
+    (row,) = (row for row in doctor.diagnose().kernels if row.scheme == "SPARSE50")
+    assert {row.picked, *row.others} == {"cuda", "triton", "scaled", "three-layer", "reference"}
+    assert "no layout" not in "".join(row.others.values())
+
+
 def test_a_kernel_that_is_asked_for_and_cannot_run_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPRESS_KERNEL", "cdua")
     diagnosis = doctor.diagnose()
-    assert diagnosis.kernels == []
-    assert "COMPRESS_KERNEL=cdua" in diagnosis.problems[-1]
+    assert all("no layout" in row.reason for row in diagnosis.kernels)
+    (problem,) = (text for text in diagnosis.problems if "COMPRESS_KERNEL=cdua" in text)
+    assert "no kernel implementation has this name" in problem
+
+
+def test_a_kernel_of_some_schemes_is_told_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPRESS_KERNEL", "three-layer")
+    monkeypatch.setattr(registry, "_hopper_misfit", lambda problem: None)
+    registry._pick.cache_clear()
+    diagnosis = doctor.diagnose()
+    registry._pick.cache_clear()
+    assert [row.scheme for row in diagnosis.kernels if row.picked == "three-layer"] == ["SPARSE50"]
+    assert "for sparse weights" in diagnosis.problems[-1]
 
 
 def test_report_is_plain_and_the_machine_is_described() -> None:

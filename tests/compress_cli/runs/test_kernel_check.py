@@ -13,6 +13,7 @@ from compress_llm.formats.packings import packing
 from compress_llm.formats.pruned import Pruned
 from compress_llm.formats.scheme import SCHEMES, scheme
 from compress_llm.kernels.lowbit.packed import misfit
+from compress_llm.kernels.sparse import three_layer
 
 CPU = torch.device("cpu")
 
@@ -64,3 +65,14 @@ def test_sparse_weights_are_looked_at_too(layout: str, wrong: float, monkeypatch
     checks.look(Packed("linear", row, (72, 96), {}), packing(row).pack(Pruned(row, weight)))
     assert checks.result().passed == (wrong == 1.0), checks.result().detail
     assert len(checks.seen) == 1
+
+
+def test_three_layers_are_looked_at_where_they_are_picked(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, seen = scheme("SPARSE50"), []
+    weight = torch.randn(72, 96).bfloat16().masked_fill(torch.rand(72, 96) < 0.5, 0)
+    monkeypatch.setattr(
+        kernel_check.sparse_product, "arrange", lambda given: seen.append(three_layer.arrange(given)) or seen[-1]
+    )
+    checks = KernelChecks(CPU)
+    checks.look(Packed("linear", row, (72, 96), {}), packing(row).pack(Pruned(row, weight)))
+    assert seen and checks.result().passed, checks.result().detail

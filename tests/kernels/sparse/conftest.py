@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from compress_llm.kernels.sparse import three_layer
 from compress_llm.kernels.sparse.geometry import Geometry
 from compress_llm.kernels.sparse.layout import Bitmap, arrange
 
@@ -43,6 +44,10 @@ class Sample:
         self.weight[self.weight == 0] = 0.0  # no negative zeros
         cut = None if cut is None else Geometry(*cut)
         self.arranged: Bitmap = arrange(self.weight.to(device), cut=cut)
+
+    def layers(self, cut=None) -> three_layer.ThreeLayer:
+        """The same weight in three layers."""
+        return three_layer.arrange(self.weight.to(self.arranged.device), None if cut is None else Geometry(*cut))
 
     def exact(self, x: torch.Tensor) -> torch.Tensor:
         """The product in float64, on the CPU."""

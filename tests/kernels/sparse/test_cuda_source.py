@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compress_llm.kernels.cuda import driver, nvrtc
-from compress_llm.kernels.sparse import cuda_batch, cuda_decode, cuda_source
+from compress_llm.kernels.sparse import cuda_batch, cuda_decode, cuda_source, cuda_three_layer
 
 
 @pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is not installed")
@@ -16,6 +16,9 @@ def test_sources_compile(sample, tmp_path, monkeypatch) -> None:
     single = sample(72, 192, cut=(1, 3, 1, 1)).arranged
     sources = [("decode", cuda_decode.macros(odd, 16)), ("unpack", cuda_source.variant(single))]
     sources += [("batch", cuda_batch.macros(single, cuda_batch.configuration(single, tokens))) for tokens in (20, 64)]
+    layers = cuda_three_layer.variant(sample(72, 600, dtype=torch.float16).layers((2, 8, 2, 1)))
+    sources += [("three_layer", layers | {"NT": 2}), ("three_layer_unpack", layers)]
+    sources += [("three_layer", cuda_three_layer.variant(sample(72, 256).layers()) | {"NT": 1})]
     for name, macros in sources:
         assert cuda_source.cubin(name, macros, "sm_90a")[:4] == b"\x7fELF"
 
@@ -83,3 +86,24 @@ def test_configurations_fit(sample, tokens, tile, slots) -> None:
     config = cuda_batch.configuration(weight, tokens)
     assert config == cuda_batch.BatchConfig(tile, 4, slots)
     assert config.shared_bytes() + 2048 <= 227 << 10
+
+
+def test_three_layer_launches(sample, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Launches(monkeypatch)
+    weight = sample(200, 600).layers((3, 4, 5, 1))
+    cuda_three_layer.multiply(torch.zeros(3, 600).bfloat16(), weight, torch.zeros(3, 200).bfloat16(), None, True)
+    assert cuda_three_layer.unpack(weight, True).shape == (200, 600)
+    assert seen.shapes == [driver.Shape((3, 1), 96, 3 * (3 * 5248 + 4096))] * 2
+    assert seen.sizes == [[8, 32, 24], [32, 8]]
+
+
+@pytest.mark.parametrize("warps", range(1, 15))
+def test_tiles_on_the_way_fit(sample, warps) -> None:
+    weight = sample(64, 256 * warps).layers((warps, 4, 4, 1))
+    stages = cuda_three_layer.variant(weight)["STAGES"]
+    assert stages == (3 if warps <= 11 else 2)
+    assert warps * (stages * 5248 + 4096) + 2048 <= 227 << 10
+
+
+def test_no_more_tiles_on_the_way_than_there_are(sample) -> None:
+    assert cuda_three_layer.variant(sample(16, 256).layers())["STAGES"] == 1
