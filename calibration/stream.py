@@ -21,6 +21,7 @@ from ..formats.progress import Track, silent
 from ..kernels.hadamard import rotate
 from ..kernels.names import module_name, names_of
 from ..kernels.skeleton import empty_model, read_config
+from .blocks import Block, Look, layer_runner, stages_of, watched
 from .lanes import Stage, StagedRun
 from .statistics import Field, Stats
 from .windows import Windows
@@ -30,20 +31,6 @@ if TYPE_CHECKING:
 
 Part = Literal["all", "fit", "held"]
 OnStage = Callable[[Stage, Stats, list[Tensor]], Mapping[str, Tensor]]
-
-
-@dataclass
-class Block:
-    """A part of the model with its weights in place: a decoder block, or the final norm with the head.
-
-    `linears` maps checkpoint names to modules; `stages` groups them by the input they share, in the order they run;
-    `run` maps hidden states and the model's keyword arguments to hidden states.
-    """
-
-    module: nn.Module
-    linears: dict[str, nn.Module]
-    stages: list[Stage]
-    run: Callable[..., Tensor]
 
 
 @dataclass
@@ -112,8 +99,7 @@ class Stream:
         module = self._layers[number]
         self._assign(self._model, weights)
         prefix = f"{self._facts.layers}.{number}."
-        run = _block_runner(module, number)
-        block = Block(module, self._linears(prefix, weights), [], run)
+        block = Block(module, self._linears(prefix, weights), [], layer_runner(module, number))
         block.stages = self._find_stages(block, prefix)
         return block
 
@@ -153,21 +139,13 @@ class Stream:
         fields, turns = frozenset(wanted), rotations or {}
         stats = {stage: Stats() for stage in block.stages}
         keep: list[Tensor | None] = [None]
-        hooks = [
-            block.linears[stage[0]].register_forward_pre_hook(
-                _observer(stats[stage], fields, keep, turns.get(stage[0]))
-            )
-            for stage in block.stages
-        ]
-        try:
+        looks = {stage[0]: _observer(stats[stage], fields, keep, turns.get(stage[0])) for stage in block.stages}
+        with watched(block.linears, looks):
             for number, batch in enumerate(self._batches):
                 held = number % 4 == 3 or (len(self._batches) < 4 and number == len(self._batches) - 1)
                 if part == "all" or held == (part == "held"):
                     keep[0] = batch.keep
                     self._forward(block, batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
         return stats
 
     def look(self, block: Block) -> list[Tensor]:
@@ -277,7 +255,7 @@ class Stream:
             return [(name,) for name in block.linears]
         inner = tuple(name.removeprefix(prefix) for name in block.linears)
         if inner not in self._stages:
-            found = _group_by_input(block, lambda: self._forward(block, self._batches[0]))
+            found = stages_of(block.linears, lambda: self._forward(block, self._batches[0]))
             self._stages[inner] = [tuple(name.removeprefix(prefix) for name in stage) for stage in found]
         return [tuple(prefix + name for name in stage) for stage in self._stages[inner]]
 
@@ -290,43 +268,11 @@ def _recorder(recorded: list[tuple[Tensor, dict[str, Any]]]) -> Callable[..., Te
     return record
 
 
-def _group_by_input(block: Block, run: Callable[[], Tensor]) -> list[list[str]]:
-    """Names of the linears that `run` reaches, in order; neighbours that are handed the same tensor form a group."""
-    seen: list[tuple[str, Tensor]] = []
-
-    def note(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _module, args: seen.append((name, args[0]))
-
-    hooks = [module.register_forward_pre_hook(note(name)) for name, module in block.linears.items()]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    groups: list[list[str]] = []
-    for number, (name, x) in enumerate(seen):
-        if number and x is seen[number - 1][1]:
-            groups[-1].append(name)
-        else:
-            groups.append([name])
-    return groups
-
-
-def _block_runner(module: nn.Module, number: int) -> Callable[..., Tensor]:
-    def run(hidden: Tensor, arguments: list[dict[str, Any]]) -> Tensor:
-        result = module(hidden, **arguments[number])
-        return result[0] if isinstance(result, tuple) else result
-
-    return run
-
-
-def _observer(
-    stats: Stats, fields: frozenset[Field], keep: list[Tensor | None], turn: int | None
-) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    def observe(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+def _observer(stats: Stats, fields: frozenset[Field], keep: list[Tensor | None], turn: int | None) -> Look:
+    def observe(x: Tensor) -> None:
         mask = keep[0]
-        fits = mask is not None and args[0].shape[:-1] == mask.shape
-        stats.add(_turned(args[0], turn), fields, mask.to(args[0].device) if fits and mask is not None else None)
+        fits = mask is not None and x.shape[:-1] == mask.shape
+        stats.add(_turned(x, turn), fields, mask.to(x.device) if fits and mask is not None else None)
 
     return observe
 

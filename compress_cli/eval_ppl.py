@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 )
 @click.option("--limit", type=int, metavar="N", help="Only the first N windows.")
 @options.reference
-@click.option("--write-baseline", type=click.Path(path_type=Path), metavar="FILE", help="Keep the score.")
-@click.option("--check", type=click.Path(path_type=Path), metavar="FILE", help="Exit 1 if worse than this baseline.")
+@click.option("--write-baseline", type=options.Place(), metavar="FILE", help="Keep the score.")
+@click.option("--check", type=options.Place(), metavar="FILE", help="Exit 1 if worse than this baseline.")
 @click.option("--tolerance", type=float, help="Relative loss that passes.  [default: the baseline's, else 0.01]")
 @options.device
 @click.option("--dtype", help="float32, bfloat16, float16 or float64.  [default: float32 on CPU, the model's on GPU]")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from ..formats.errors import InputError
 from .console import Console
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,6 +28,20 @@ class Command(click.Command):
             **(attrs.get("context_settings") or {}),
         }
         super().__init__(*args, **attrs)
+
+
+class Place(click.Path):
+    """A path that has a name: an empty one, as an unset variable of a shell gives, is not the current directory."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path. Raises InputError for an empty one."""
+        if value == "":
+            flag = "path" if param is None else param.opts[-1]
+            raise InputError(f"{flag} ''", "is empty", "name a path")
+        return super().convert(value, param, ctx)
 
 
 def kebab(token: str) -> str:

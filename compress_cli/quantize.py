@@ -20,7 +20,7 @@ WORST = 8
 
 @click.command("quantize", cls=options.Command)
 @click.argument("model", required=False)
-@click.option("--output", "-o", "out", required=True, type=click.Path(path_type=Path), help="Directory to write.")
+@click.option("--output", "-o", "out", required=True, type=options.Place(), help="Directory to write.")
 @click.option("--scheme", help="W4A16 (default), W8A8, FP8_DYNAMIC, NVFP4A16, MXFP4, SPARSE50, …")
 @click.option("--method", help="Transforms, a rotation or a sparsifier, one rounding, comma separated.")
 @click.option("--group-size", metavar="N|channel|auto", help="Inputs that share a scale; auto fits each layer.")
@@ -34,7 +34,7 @@ WORST = 8
 @click.option("--target", "targets", multiple=True, metavar="PATTERN", help="Quantise only these linears.")
 @click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave these linears as they are.")
 @click.option("--lm-head", metavar="SCHEME", help="Quantise the head too.")
-@click.option("--recipe", "recipe_file", type=click.Path(path_type=Path), help="YAML file; flags override it.")
+@click.option("--recipe", "recipe_file", type=options.Place(), help="YAML file; flags override it.")
 @options.dataset
 @click.option("--num-samples", type=int, help="Calibration windows.  [default: 128]")
 @click.option("--seq-len", type=int, help="Tokens a window.  [default: 512]")

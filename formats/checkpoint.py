@@ -24,7 +24,7 @@ from .replacing import recover
 from .side_files import side_files
 from .tensor_bytes import chunks, read_tensor, sha256_of_file
 
-__all__ = ["Checkpoint", "TensorInfo", "resolve"]
+__all__ = ["Checkpoint", "TensorInfo", "read_config_json", "resolve"]
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -61,7 +61,7 @@ class Checkpoint:
         """Read the headers of `directory`. Raises InputError for anything that is missing or does not add up."""
         if not directory.is_dir():
             raise InputError(str(directory), "is not a directory", "name a model directory with a config.json")
-        config = _read_config(directory)
+        config = read_config_json(directory)
         warnings: list[str] = []
         shards, index = _shards(directory)
         tensors = _tensors(shards)
@@ -170,7 +170,8 @@ def _blob_stores(root: Path) -> list[Path]:
     return []
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+def read_config_json(directory: Path) -> dict[str, Any]:
+    """The config.json of a model directory. Raises InputError where there is none, or it is not a JSON object."""
     file = inside(directory, CONFIG)
     if not file.is_file():
         for pattern, cause, fix in NOT_CHECKPOINTS[:2]:

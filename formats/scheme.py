@@ -105,23 +105,29 @@ class Scheme:
         """Number of neighbouring inputs that share one scale."""
         return in_features if self.group_size is None else self.group_size
 
-    def with_group(self, group_size: int | Literal["channel"] | None) -> Scheme:
+    @property
+    def span_text(self) -> str:
+        """What shares a scale, in words that follow "has"."""
+        if not self.rounds:
+            return "no scales"
+        if self.group_size is not None:
+            return f"groups of {self.group_size}"
+        return "one scale a weight" if self.strategy == "tensor" else "one scale an output row"
+
+    def with_group(self, group_size: int | Literal["channel"] | None, flag: str = "--group-size") -> Scheme:
         """The same scheme with another group size; "channel" or None gives one scale a row.
 
-        Raises InputError for a size below one, and when the scheme's engines know only its own.
+        Raises InputError, blaming `flag`, for a size below one, and when the scheme's engines know only its own.
         """
-        if group_size in (self.group_size, self.group_size or "channel"):
+        if group_size == self.group_size or group_size == self.strategy == "channel":
             return self
-        if not self.groupable and self.group_size is not None:
-            has = f"scheme {self.name} has groups of {self.group_size}"
-            raise InputError(f"--group-size {group_size}", has, "leave it out")
+        key = f"{flag} {group_size}"
+        if not self.groupable:
+            raise InputError(key, f"scheme {self.name} has {self.span_text}", "leave it out")
         if group_size is None or group_size == "channel":
             return replace(self, strategy="channel", group_size=None)
         if group_size < 1:
-            raise InputError(f"--group-size {group_size}", "is not a group size", "give a positive number or channel")
-        if not self.groupable:
-            has = "one scale an output row" if self.rounds else "no scales"
-            raise InputError(f"--group-size {group_size}", f"scheme {self.name} has {has}", "use channel")
+            raise InputError(key, "is not a group size", "give a positive number or channel")
         return replace(self, strategy="group", group_size=group_size)
 
     def with_symmetry(self, symmetric: bool) -> Scheme:

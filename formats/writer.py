@@ -49,6 +49,7 @@ class OutputDirectory:
         with disk_faults(str(out), kept=None):
             recover(self.out)
             check_out(self.out, overwrite, source)
+            self._made = [folder for folder in self.out.parents if not folder.exists()]
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.staging, self.out)
             try:
@@ -156,9 +157,10 @@ class OutputDirectory:
         self._lock.release()
 
     def discard(self) -> None:
-        """Remove staging and everything in it: nothing was written."""
+        """Remove staging, everything in it, and the folders made for it: nothing was written."""
         clear(self.staging)
         self._lock.release()
+        _remove_empty(self._made)
 
     def _part(self, index: int) -> Path:
         return self.staging / PARTS / f"{index:05d}.safetensors"
@@ -198,6 +200,17 @@ def check_out(out: Path, overwrite: bool, source: Path | None = None) -> None:
         raise InputError(key, "it holds something that is no model", "name a new directory, or empty this one")
     if os.path.lexists(old_path(out)):
         raise InputError(key, f"{old_path(out)} is in the way of setting it aside", "move that away")
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove `folders`, innermost first, up to one that is not empty."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:  # somebody else has put something there
+            return
 
 
 def _locked(staging: Path, out: Path) -> Lock:

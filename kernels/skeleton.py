@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from ..formats.checkpoint import read_config_json
 from ..formats.errors import InputError
 from .experts import separate_experts
 from .names import module_name
@@ -28,7 +29,7 @@ __all__ = ["empty_model", "module_name", "read_config"]
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, StrictDataclassError)
 """What transformers raises for a config it cannot make sense of."""
 
-_FIX = "use a model that this transformers knows, or --trust-remote-code if you trust the code in it"
+_OWN_CODE = "auto_map"  # where a config names Python code that comes with the model
 _BUILDING = Lock()
 """transformers switches initialisation off for the whole process: one model is built at a time."""
 
@@ -52,13 +53,15 @@ class _EmptyOnMeta(TorchFunctionMode):
 def read_config(directory: Path, trust_remote_code: bool = False) -> PreTrainedConfig:
     """The configuration of a model directory, without its `quantization_config`: what the model would be unpacked.
 
-    Never asks the network. Raises InputError for a config that transformers cannot read, or that needs code from the
-    directory while `trust_remote_code` is off.
+    Never asks the network. Raises InputError for a config that is missing or no JSON object, that transformers cannot
+    read, or that needs code from the directory while `trust_remote_code` is off.
     """
+    stored = read_config_json(directory)  # a damaged file is told from a model that transformers does not know
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code)
     except UNREADABLE as error:
-        raise InputError(str(directory), f"its config.json is not understood ({_first_line(error)})", _FIX) from error
+        cause = f"its config.json is not understood ({_first_line(error)})"
+        raise InputError(str(directory), cause, _fix(_OWN_CODE in stored)) from error
     for holder in (config, config.get_text_config()):
         if hasattr(holder, "quantization_config"):
             delattr(holder, "quantization_config")
@@ -88,11 +91,17 @@ def empty_model(
             separate_experts(model)
     except UNREADABLE as error:
         cause = f"transformers cannot build the model ({_first_line(error)})"
-        raise InputError(str(config.name_or_path or "config.json"), cause, _FIX) from error
+        key = str(config.name_or_path or "config.json")
+        raise InputError(key, cause, _fix(hasattr(config, _OWN_CODE))) from error
     _drop_parameters(model, dtype)
     _fill_buffers(model, model)
     model.tie_weights()
     return model.eval()
+
+
+def _fix(brings_code: bool) -> str:
+    known = "use a model that this transformers knows, or "
+    return known + ("--trust-remote-code if you trust the code in it" if brings_code else "correct its config.json")
 
 
 def _first_line(error: Exception) -> str:

@@ -16,7 +16,8 @@ from .job import Job
 from .plan import Unit
 
 if TYPE_CHECKING:
-    from ...calibration.stream import Block, Stream
+    from ...calibration.blocks import Block
+    from ...calibration.stream import Stream
 
 
 def allocated(job: Job, stream: Stream | None, track: Track) -> Mapping[str, float]:

@@ -26,7 +26,8 @@ from .report import LayerRow
 from .rounding import peaks, round_layer
 
 if TYPE_CHECKING:
-    from ...calibration.stream import Block, Stream
+    from ...calibration.blocks import Block
+    from ...calibration.stream import Stream
 
 Outputs = dict[str, Tensor | TensorInfo]
 

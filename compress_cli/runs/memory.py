@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from ...formats.errors import InputError
+from ..units import size_text
 from .plan import Plan, Unit
 
 LIBRARIES = 450 << 20
@@ -53,8 +54,8 @@ def check_memory(estimate: int, limit: int | None) -> None:
     """Raise InputError when the estimate is over what `--max-memory` allows."""
     if limit is not None and estimate > limit:
         raise InputError(
-            f"--max-memory {limit >> 20} MiB",
-            f"this run needs about {estimate >> 20} MiB",
+            f"--max-memory {size_text(limit)}",
+            f"this run needs about {size_text(estimate)}",
             "allow more, or lower --num-samples, --seq-len or --batch-size",
         )
 
@@ -68,6 +69,6 @@ def check_disk(out: Path, needed: int) -> None:
     if free < 2 * needed:
         raise InputError(
             f"-o {out}",
-            f"needs {2 * needed >> 20} MiB while it is written and {place} has {free >> 20} MiB free",
+            f"needs {size_text(2 * needed)} while it is written and {place} has {size_text(free)} free",
             "free some space or choose another place",
         )

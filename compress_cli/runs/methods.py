@@ -127,9 +127,11 @@ def _pruning(recipe: Recipe, names: tuple[str, ...]) -> Pruning | None:
     """The sparsifier among `names` with its settings. Raises InputError for flags that only pruning has."""
     found = [name for name in names if name in SPARSIFIERS]
     if not found:
+        sparse = recipe.base_scheme()[0].sparsity is not None
+        fix = "leave it out, or " + ("name one of " + ", ".join(SPARSIFIERS) if sparse else "use a sparse scheme")
         for flag, given in (("--refit", recipe.refit), (f"--allocate {recipe.allocate}", recipe.allocate)):
             if given:
-                raise InputError(flag, "nothing is pruned", "leave it out, or name one of " + ", ".join(SPARSIFIERS))
+                raise InputError(flag, "nothing is pruned", fix)
         return None
     if len(found) > 1:
         raise InputError(f"--method {recipe.method}", "names two sparsifiers", "name one")
@@ -226,7 +228,7 @@ def _is_like(value: object, default: object) -> bool:
 
 def check_fit(methods: Chain, schemes: set[Scheme], recipe: Recipe) -> None:
     """Raise InputError when a method of the chain, or its scale rule, does not work on one of the schemes."""
-    _check_pruning(methods, schemes)
+    _check_pruning(methods, schemes, recipe)
     if schemes and not any(scheme.rounds for scheme in schemes):
         _check_unrounded(recipe)
     for scheme in schemes if "scale_rule" in methods.options else ():
@@ -251,12 +253,11 @@ def _check_unrounded(recipe: Recipe) -> None:
         raise InputError(flag, f"scheme {recipe.scheme} rounds no weights", "leave it out")
 
 
-def _check_pruning(methods: Chain, schemes: set[Scheme]) -> None:
+def _check_pruning(methods: Chain, schemes: set[Scheme], recipe: Recipe) -> None:
     sparse = [scheme for scheme in schemes if scheme.sparsity is not None]
     if sparse and methods.pruning is None:
         fix = "name one of " + ", ".join(SPARSIFIERS)
-        names = ",".join(method.name for method in methods.all)
-        raise InputError(f"--method {names}", f"prunes nothing, as {sparse[0].name} asks for", fix)
+        raise InputError(f"--method {','.join(recipe.methods)}", f"prunes nothing, as {sparse[0].name} asks for", fix)
     if methods.pruning is not None and not sparse:
         cause = "prunes, and no scheme of this recipe is sparse"
         raise InputError(f"--method {methods.pruning.sparsifier.name}", cause, "use a sparse scheme")

@@ -17,14 +17,12 @@ from ...formats.checkpoint import Checkpoint
 from ...formats.errors import InputError
 from ...formats.layout import is_exact
 from ...formats.packings import packing
-from ...formats.scheme import AUTO_GROUPS, Scheme
-from .patterns import matching
-from .recipe import Recipe, Rule, resolved
+from ...formats.scheme import Scheme
+from .choices import Choice, check_together, chosen_schemes, remarks
+from .recipe import Recipe
 
 Spec = tuple[torch.dtype, tuple[int, ...]]
-Choice = Scheme | str  # a string says why the linear stays as it is
 Fitted = Callable[[Scheme, int], Scheme]  # (scheme, inputs of a linear) -> the scheme as that linear gets it
-QUANTIZABLE = (torch.bfloat16, torch.float16, torch.float32)
 ROTATED = (
     "rotated inputs: transformers passes transform_config over and computes nonsense; load the output with "
     "compress_llm, with an engine that applies it (vLLM), or call compressed_tensors.transform.apply_transform_config"
@@ -142,7 +140,8 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = No
     facts = architecture(checkpoint.config, shapes)
     warnings = [] if facts.known else [f"unknown architecture {facts.name}: linears were found by name and shape"]
     sources = _sources(checkpoint, facts)
-    chosen = _schemes(recipe, facts, sources, checkpoint)
+    chosen = chosen_schemes(recipe, facts, sources, checkpoint)
+    warnings.extend(remarks(recipe))
     if fitted is not None:
         chosen = {
             name: fitted(choice, checkpoint.tensors[sources[name]].shape[1]) if isinstance(choice, Scheme) else choice
@@ -150,8 +149,7 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = No
         }
     if any(isinstance(choice, Scheme) and choice.rotation for choice in chosen.values()):
         warnings.append(ROTATED)
-    _check_fused(facts, chosen)
-    _check_row_blocks(facts, chosen, {name: checkpoint.tensors[source].shape[0] for name, source in sources.items()})
+    check_together(facts, chosen, {name: checkpoint.tensors[source].shape[0] for name, source in sources.items()})
     if not any(isinstance(choice, Scheme) for choice in chosen.values()):
         raise InputError("--ignore", "leaves nothing to quantise", "ignore fewer layers or name targets that exist")
     units = tuple(_units(checkpoint, facts, sources, chosen))
@@ -172,107 +170,6 @@ def _sources(checkpoint: Checkpoint, facts: Architecture) -> dict[str, str]:
     elif checkpoint.config.get("tie_word_embeddings", True) and f"{facts.embedding}.weight" in checkpoint.tensors:
         ordered[facts.head] = f"{facts.embedding}.weight"
     return ordered
-
-
-def _schemes(
-    recipe: Recipe, facts: Architecture, sources: Mapping[str, str], checkpoint: Checkpoint
-) -> dict[str, Choice]:
-    names = [name for name in sources if name != facts.head]
-    if recipe.lm_head is not None and facts.head not in sources:
-        raise InputError(f"--lm-head {recipe.lm_head}", f"this model has no {facts.head}", "leave it out")
-    if facts.head in recipe.targets:
-        raise InputError(f"--target {facts.head}", "the head has a flag of its own", "use --lm-head SCHEME")
-    targets = matching(recipe.targets, names, "--target") if recipe.targets else set(names)
-    ignored = matching(recipe.ignore, sources, "--ignore") if recipe.ignore else set()
-    by_rule: dict[str, Rule] = {}
-    for rule in reversed(recipe.rules):
-        by_rule.update(dict.fromkeys(matching([rule.target], names, "rules: target"), rule))
-    chosen: dict[str, Choice] = {}
-    for name in sources:
-        width = checkpoint.tensors[sources[name]].shape[1]
-        rule = by_rule.get(name)
-        if name in ignored:
-            chosen[name] = "ignored"
-        elif name == facts.head:
-            tied = sources[name] != f"{name}.weight"
-            kept = "shares the embedding" if tied else "kept without --lm-head"
-            head = recipe.lm_head and _fit(resolved(recipe.lm_head, None), recipe.group_size, name, width)
-            chosen[name] = head or kept
-        elif rule is not None:
-            chosen[name] = _fit(resolved(rule.scheme, rule.symmetric), rule.group_size, name, width)
-        elif name in targets:
-            chosen[name] = _fit(*recipe.base_scheme(), name, width)
-        else:
-            chosen[name] = "not a target"
-        _check_dtype(name, chosen[name], checkpoint.tensors[sources[name]].dtype)
-    return chosen
-
-
-def _fit(base: Scheme, group: int | str | None, name: str, width: int) -> Scheme:
-    """The scheme with a group size that divides `width`. Raises InputError naming sizes that would."""
-    if group == "auto":
-        if not base.groupable:
-            return _divided(base, name, width)
-        fits = [size for size in AUTO_GROUPS if width % size == 0]
-        return _divided(base.with_group(fits[0] if fits else "channel"), name, width)
-    return _divided(base if group is None else base.with_group(group), name, width)  # type: ignore[arg-type]
-
-
-def _divided(wanted: Scheme, name: str, width: int) -> Scheme:
-    if wanted.sparsity is not None and wanted.sparsity.group is not None and width % wanted.sparsity.group[1]:
-        cause = f"does not divide the {width} inputs of {name}"
-        raise InputError(f"--pattern {wanted.sparsity.pattern}", cause, f"leave it out, or add --ignore {name}")
-    if wanted.group_size is not None and width % wanted.group_size and not wanted.groupable:
-        raise InputError(
-            f"--scheme {wanted.name}",
-            f"has blocks of {wanted.group_size}, which do not divide the {width} inputs of {name}",
-            f"leave it out with --ignore {name}, or use another scheme",
-        )
-    if wanted.group_size is not None and width % wanted.group_size:
-        would = [size for size in range(min(width, 256), 15, -1) if width % size == 0]
-        listed = ", ".join(str(size) for size in would[:4])
-        raise InputError(
-            f"--group-size {wanted.group_size}",
-            f"does not divide the {width} inputs of {name}",
-            f"use {listed + ', ' if listed else ''}channel or auto",
-        )
-    return wanted
-
-
-def _check_dtype(name: str, choice: Choice, dtype: torch.dtype) -> None:
-    if isinstance(choice, Scheme) and dtype not in QUANTIZABLE:
-        kind = str(dtype).removeprefix("torch.")
-        raise InputError(f"{name}.weight", f"has dtype {kind}", "start from a bf16, fp16 or fp32 checkpoint")
-
-
-def _check_row_blocks(facts: Architecture, chosen: Mapping[str, Choice], rows: Mapping[str, int]) -> None:
-    """Blocks of rows must end where a linear ends that engines load as one matrix with others."""
-    for name, choice in chosen.items():
-        if isinstance(choice, Scheme) and rows[name] % choice.block_rows and len(facts.fused_names(name)) > 1:
-            raise InputError(
-                f"--scheme {choice.name}",
-                f"has blocks of {choice.block_rows} rows, which do not divide the {rows[name]} outputs of {name}, and "
-                "engines fuse it with others",
-                "use another scheme",
-            )
-
-
-def _check_fused(facts: Architecture, chosen: Mapping[str, Choice]) -> None:
-    """Engines load q/k/v and gate/up as one matrix: all of a group get the same scheme or none does."""
-    for name, choice in chosen.items():
-        for partner in facts.fused_names(name):
-            if partner in chosen and _title(chosen[partner]) != _title(choice):
-                raise InputError(
-                    partner,
-                    f"would get {_title(chosen[partner])} while {name} gets {_title(choice)}, and engines fuse the two",
-                    "give both the same scheme, or ignore both",
-                )
-
-
-def _title(choice: Choice) -> str:
-    if isinstance(choice, str):
-        return "no scheme"
-    return choice.name + (f" group {choice.group_size}" if choice.group_size else " per channel")
 
 
 def _units(

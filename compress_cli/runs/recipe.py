@@ -72,8 +72,8 @@ class Recipe:
         base = scheme(self.scheme)
         base.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout)
         for rule in self.rules:
-            scheme(rule.scheme)
-            check_group_size(rule.group_size)
+            scheme(rule.scheme, "rules: scheme")
+            check_group_size(rule.group_size, "rules: group_size")
         if self.lm_head is not None:
             scheme(self.lm_head, "--lm-head")
 
@@ -105,11 +105,11 @@ def resolved(name: str, symmetric: bool | None) -> Scheme:
     return row if symmetric is None else row.with_symmetry(symmetric)
 
 
-def check_group_size(value: int | str | None) -> None:
-    """Raise InputError unless `value` is a positive number, "channel", "auto" or None."""
+def check_group_size(value: int | str | None, flag: str = "--group-size") -> None:
+    """Raise InputError, blaming `flag`, unless `value` is a positive number, "channel", "auto" or None."""
     if value in (None, "channel", "auto") or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
         return
-    raise InputError(f"--group-size {value}", "is not a group size", "give a positive number, channel or auto")
+    raise InputError(f"{flag} {value}", "is not a group size", "give a positive number, channel or auto")
 
 
 def from_dict(data: Mapping[str, Any], origin: str = "recipe") -> Recipe:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+from collections.abc import Callable
 
 import click
 import pytest
@@ -10,6 +13,7 @@ from click.testing import CliRunner
 
 from compress_llm.compress_cli.console import Console
 from compress_llm.compress_cli.options import Command, reporting
+from compress_llm.formats.errors import StoppedEarly
 
 
 @click.command(cls=Command)
@@ -67,3 +71,18 @@ def test_bars_only_where_they_can_be_drawn(
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     monkeypatch.setenv("TERM", term)
     assert type(Console()._progress).__name__ == kind
+
+
+class Full(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("show", [lambda: click.echo("a line"), lambda: Console().table({"name": "left"}, [("x",)])])
+def test_output_without_room_is_not_a_run_to_resume(
+    as_json: bool, show: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", Full())
+    with pytest.raises(StoppedEarly, match="stdout: no space left .* what the command has written stands"):
+        Console(as_json).result({"kl": 0.5}, show)

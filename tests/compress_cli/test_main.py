@@ -90,3 +90,10 @@ def test_options_take_both_spellings_and_values_stay() -> None:
 
 def test_kebab() -> None:
     assert kebab("num_samples") == "num-samples"
+
+
+@pytest.mark.parametrize("arguments", [["quantize", "-o", ""], ["eval-ppl", "--check", ""]])
+def test_an_empty_path_is_not_the_current_directory(arguments: list[str]) -> None:
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 2
+    assert f"Error: {arguments[1]} '': is empty; name a path." in done.stderr

@@ -64,6 +64,12 @@ def test_groups_are_refused_where_engines_know_only_channels():
         SCHEMES["W8A8"].with_group(64)
 
 
+def test_one_scale_a_weight_is_not_one_a_row():
+    with pytest.raises(InputError, match=r"rules: group_size channel: scheme FP8 has one scale a weight; leave it out"):
+        SCHEMES["FP8"].with_group("channel", "rules: group_size")
+    assert SCHEMES["FP8"].with_group(None) == SCHEMES["FP8"]
+
+
 @pytest.mark.parametrize("name", ["NVFP4A16", "MXFP4", "FP8_BLOCK"])
 @pytest.mark.parametrize("size", [64, "channel", None])
 def test_blocks_are_of_the_size_that_engines_know(name, size):

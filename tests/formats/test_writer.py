@@ -147,6 +147,18 @@ def test_discard_leaves_nothing(tmp_path):
     assert not left(tmp_path)
 
 
+def test_folders_made_for_nothing_go_again(tmp_path):
+    (tmp_path / "kept").mkdir()
+    out = tmp_path / "kept" / "deep" / "deeper" / "out"
+    with OutputDirectory(out, False, False) as output:
+        output.discard()
+    assert left(tmp_path) == ["kept"] and not left(tmp_path / "kept")
+    with OutputDirectory(out, False, False) as output:
+        (out.parent.parent / "of somebody else").touch()
+        output.discard()
+    assert left(out.parent.parent) == ["of somebody else"]
+
+
 def refused(cause, out, overwrite=False, source=None):
     before = left(out.parent) if out.parent.is_dir() else None
     with pytest.raises(InputError, match=cause):

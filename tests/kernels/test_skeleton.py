@@ -119,10 +119,11 @@ def test_read_config_drops_the_quantization(save, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "config.json"),
-        ('{"model_type": "no-such-model"}', "no-such-model"),
-        ("{}", "config.json"),
-        ('{"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}}', "trust"),
+        ("{", "config.json: is not valid JSON .*; download or copy the file again"),
+        ("[]", "config.json: is not a JSON object"),
+        ('{"model_type": "no-such-model"}', "no-such-model.* knows, or correct its config.json"),
+        ("{}", "correct its config.json"),
+        ('{"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}}', "or --trust-remote-code"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json"),
     ],
 )

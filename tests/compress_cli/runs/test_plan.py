@@ -81,7 +81,7 @@ def test_routers_are_listed_as_ignored(save_model: Callable[..., Path]) -> None:
         ({"rules": [{"target": "up_proj", "scheme": "W8A16"}]}, ("gate_proj", "up_proj", "engines fuse")),
         ({"targets": ["lm_head"]}, ("--target lm_head", "--lm-head")),
         ({"ignore": ["re:.*"]}, ("nothing to quantise",)),
-        ({"scheme": "W8A8", "group_size": 32}, ("--group-size 32", "W8A8", "use channel")),
+        ({"scheme": "W8A8", "group_size": 32}, ("--group-size 32", "W8A8", "leave it out")),
         ({"scheme": "W8A8", "group_size": None, "symmetric": False}, ("--asym", "W8A8")),
     ],
 )

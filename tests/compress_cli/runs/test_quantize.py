@@ -251,8 +251,9 @@ def test_resume_with_other_settings_is_refused_and_keeps_the_work(
 
 
 def test_too_little_memory_is_refused_before_any_work(tiny_llama: Path) -> None:
-    with pytest.raises(InputError, match=r"--max-memory 100 MiB"):
-        prepare(str(tiny_llama), RECIPES["gptq"], max_memory=100 << 20)
+    for limit, shown in ((100 << 20, "104.9 MB"), (1024, "1.0 kB")):
+        with pytest.raises(InputError, match=rf"--max-memory {shown}: this run needs about \d+\.\d MB"):
+            prepare(str(tiny_llama), RECIPES["gptq"], max_memory=limit)
 
 
 @pytest.mark.parametrize(("key", "value"), [("hidden_size", 32), ("vocab_size", 64), ("num_hidden_layers", 3)])
