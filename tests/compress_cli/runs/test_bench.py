@@ -74,5 +74,5 @@ def test_what_does_not_fit_together_is_said(tiny_llama: Path) -> None:
         bench(tiny_llama, shapes=["8x8"], device="cpu")
     with pytest.raises(InputError, match="no packed linears"):
         bench(tiny_llama, device="cpu")
-    with pytest.raises(InputError, match="--scheme FP8_BLOCK: has no kernel to measure"):
-        bench(scheme_names=["FP8_BLOCK"], device="cpu")
+    with pytest.raises(InputError, match="--scheme W4A16: has no kernel to measure"):
+        bench(scheme_names=["W4A16"], group_size=16, device="cpu")
