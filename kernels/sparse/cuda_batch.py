@@ -15,7 +15,7 @@ from .layout import Bitmap
 TILES = (16, 32, 40, 48, 64)
 """Tokens that a block may take."""
 _BANDS = 4  # to a group of warps
-_MOST_SUMS = (64, 168)  # that a thread has registers for: of 16 warps, of 8
+_MOST_SUMS = (64, 160)  # that a thread has registers for: of 16 warps, of 8
 _MOST_DYNAMIC = (227 << 10) - 2048  # bytes of shared memory a block may ask for beside what the kernel declares
 
 

@@ -21,9 +21,9 @@ PROCESSORS = 132  # of an H100 or H200
 class Geometry:
     """`warps` streams side by side cover the inputs; a stream has `tiles` row tiles times `groups` groups of 64 inputs.
 
-    Its steps go through a set of `together` row tiles at a time (the last set may have fewer): all groups of these, tile
-    by tile within a group, so that they share x; then the next set. A *block* is `unroll` (1 or 2) groups of a set: at
-    most MOST_STEPS steps. Kernels fetch masks and table a block ahead.
+    Its steps go through a set of `together` row tiles at a time (the last set may have fewer): all groups of these,
+    tile by tile within a group, so that they share x; then the next set. A *block* is `unroll` (1 or 2) groups of a
+    set: at most MOST_STEPS steps. Kernels fetch masks and table a block ahead.
     """
 
     warps: int
@@ -95,7 +95,8 @@ def geometry(out_features: int, in_features: int) -> Geometry:
     """The cut for a weight of that shape.
 
     As many row tiles that all processors get the same; as many warps as there are, unless fewer leave much less padding
-    or streams would be too short. All row tiles together, so that x is read once; and two groups a block where they fit.
+    or streams would be too short. All row tiles together, so that x is read once; and two groups a block where they
+    fit.
     """
     row_tiles, groups = -(-out_features // ROWS), -(-in_features // INPUTS)
     tiles = min(range(1, MOST_TILES + 1), key=lambda tiles: (_rounds(row_tiles, tiles) * tiles, -tiles))

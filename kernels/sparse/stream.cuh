@@ -10,6 +10,7 @@ constexpr int WINDOW = 2;                          // chunks in use at a time
 constexpr int SETS = (TILES + TOGETHER - 1) / TOGETHER, SET_BLOCKS = GROUPS / UNROLL, BLOCKS = SETS * SET_BLOCKS;
 constexpr int STEPS = TILES * GROUPS;
 constexpr int MOST = TOGETHER * UNROLL, WORDS = (MOST + 3) / 4;  // steps in a block, words of the table for it
+constexpr int LAST = (TILES - (SETS - 1) * TOGETHER) * UNROLL;   // steps in a stream's last block
 constexpr int BAND = TILES * 16;                   // rows of a stream
 static_assert(GROUPS % UNROLL == 0 && MOST <= 8 && HEAD <= RING && RING == 4, "see geometry.py and layout.py");
 
@@ -105,11 +106,13 @@ struct Stream {
     have = 0, position = 0, column = lane * 4;
   }
 
-  // To the stream after this one, at the end of this one: the words at hand are its first.
+  // To the stream after this one, at the end of this one: the words at hand are its first, but for masks of a longer block.
   DEVICE void follow() {
     at += PITCH, full += RING * 8, after--;
 #pragma unroll
     for (int s = 0; s < RUN; s++) starts[s] = starts[s + 1];
+#pragma unroll
+    for (int i = LAST; i < MOST; i++) mask[i] = load_once(masks + i * 32);
   }
 
   // Another chunk; what is before the window is free for the chunk that comes next.
