@@ -6,9 +6,12 @@
 // next through shared memory. What is left of K is in other blocks: who arrives last adds their sums in order.
 // Macros beside those of stream.cuh and tokens.cuh: TOKENS, WAYS, SLOTS (places for sums on their way). The launcher puts
 // `wgmma` for TOKENS columns in front.
-constexpr int NT = TOKENS / 8, X_BYTES = TOKENS * 128, SLICES = (WARPS + WAYS - 1) / WAYS;
+constexpr int NT = TOKENS / 8, X_BYTES = TOKENS * 128, SLICES = (WARPS + WAYS * RUN - 1) / (WAYS * RUN);
 constexpr int UNITS = (NT + 3) / 4;         // of eight tokens, that a warp copies of each group of inputs
-constexpr bool BOTH = NT <= 4;              // registers are left for the operands of two steps
+constexpr bool ROOM = WAYS <= 2;            // 255 registers to a thread
+constexpr bool BOTH = ROOM || TOGETHER * NT <= 8;  // registers are left for the operands of two steps
+constexpr bool LATE = ROOM;                 // and to hold x on its way until the end of a group of inputs
+static_assert(RUN == 1 || SETS == 1, "sums stay with the warp from stream to stream");
 constexpr int SUMS = TILES * NT * 128;      // Quads of a block's result
 
 DEVICE void group_sync(int way) { asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 128;" ::"r"(1 + way) : "memory"); }
@@ -20,21 +23,21 @@ struct Work {
   Stream& stream;
   const Bitmap& w;
   const Output& out;
-  const u16* x;
-  u32 tiles;       // x of two groups of inputs, in shared memory
+  const u16* from;     // this lane's x of the group of inputs at hand, of its token in the warp's first unit
+  u32 tiles;           // x of two groups of inputs, in shared memory
   Quad *sums, *parts;  // in shared memory; in the workspace, null where this block has all of K
-  int first, token, band, way, last, lane;  // first input, token, band of the warp; this group's number, that of the last one
+  int input, token, band, way, last, lane;  // the lane's first input; first token, band of the warp; this group's number, that of the last one
   u32 turn;
-  float sum[2][NT][4];
+  float sum[TOGETHER][NT][4];
 
-  DEVICE void load(Words<4>* piece, int unit, int input) const {
+  DEVICE void load(Words<4>* piece, int unit, int by) const {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       piece[i] = {};
-      const int m = token + unit * 8 + (lane >> 2), at = input + i * 32 + (lane & 3) * 8;
-      if (unit < NT && m < out.tokens && (EXACT || at < w.inputs)) {
+      const int m = token + unit * 8 + (lane >> 2);
+      if (unit < NT && m < out.tokens && (EXACT || input + by + i * 32 < w.inputs)) {
         u32* v = piece[i].at;
-        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(x + (i64)m * w.inputs + at));
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "l"(from + (i64)((unit & ~3) * 8) * w.inputs + by + i * 32));
       }
     }
   }
@@ -48,48 +51,56 @@ struct Work {
   }
   DEVICE void begin() {
 #pragma unroll
-    for (int n = 0; n < 2 * NT; n++)
+    for (int n = 0; n < TOGETHER * NT; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) sum[n / NT][n % NT][e] = 0.f;
   }
 
-  template <int PAIR, int TILE> DEVICE void block(int group) {
-    constexpr int EACH = (UNITS + PAIR - 1) / PAIR;
+  template <int SIZE, int TILE> DEVICE void block(int group) {
+    constexpr int EACH = LATE ? UNITS : (UNITS + SIZE - 1) / SIZE;
     const int member = threadIdx.x >> 5 & 3;
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-      const int after = first + (group + u + 1 < GROUPS ? group + u + 1 : 0) * 64;
       const u32 tile = tiles + turn * X_BYTES, other = tiles + (turn ^ 1) * X_BYTES;
       const u64 b = (u64)(128 >> 4) << 32 | (u64)(NT * 128 >> 4) << 16 | (u64)((tile & 0x3FFFFu) >> 4);  // no swizzle
+      const bool end = u == UNROLL - 1 && group == GROUPS - UNROLL, over = TILE + SIZE == TILES;
+      const bool more = !end || !over || stream.after > 0;
+      const int by = end && !over ? 64 - GROUPS * 64 : 64;  // to the next group
       u32 a[2][4][4];
+      Words<4> piece[EACH][2];
       group_sync(way);
 #pragma unroll
-      for (int t = 0; t < PAIR; t++) {
-        Words<4> piece[EACH][2];
+      for (int t = 0; t < SIZE; t++) {
+        if ((!LATE || t == 0) && t * EACH < UNITS && more) {
 #pragma unroll
-        for (int i = 0; i < EACH; i++) load(piece[i], member + 4 * (t * EACH + i), after);
-        stream.step<PAIR * UNROLL>(a[BOTH ? t : 0], u * PAIR + t, lane);
+          for (int i = 0; i < EACH; i++) load(piece[i], member + 4 * (t * EACH + i), by);
+        }
+        stream.step<SIZE * UNROLL>(a[BOTH ? t & 1 : 0], u * SIZE + t, lane);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-        for (int j = 0; j < 4; j++) wgmma(&sum[t][0][0], a[BOTH ? t : 0][j], b + j * (2 * NT * 128 >> 4), true);
+        for (int j = 0; j < 4; j++) wgmma(&sum[t][0][0], a[BOTH ? t & 1 : 0][j], b + j * (2 * NT * 128 >> 4), true);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        if (!BOTH || t == PAIR - 1) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        if (!BOTH || t == SIZE - 1) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        else if (t > 0) asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // its operands are free for the next step
+        if ((LATE ? t == SIZE - 1 : t * EACH < UNITS) && more) {
 #pragma unroll
-        for (int i = 0; i < EACH; i++) keep(piece[i], member + 4 * (t * EACH + i), other);
+          for (int i = 0; i < EACH; i++) keep(piece[i], member + 4 * ((LATE ? 0 : t) * EACH + i), other);
+        }
       }
-      turn ^= 1;
+      from += by, input += by, turn ^= 1;
     }
-    stream.advance<PAIR * UNROLL>();
+    stream.advance<SIZE * UNROLL>();
   }
 
   // Adds what the groups before this one have, and passes it on.
-  template <int PAIR, int TILE> DEVICE void done() {
+  template <int SIZE, int TILE> DEVICE void done() {
+    if (RUN > 1 && stream.after > 0) return;
 #pragma unroll
-    for (int n = 0; n < 2 * NT; n++)
+    for (int n = 0; n < TOGETHER * NT; n++)
 #pragma unroll
       for (int e = 0; e < 4; e++) asm volatile("" : "+f"(sum[n / NT][n % NT][e]) :: "memory");  // no copy moves above the wait
 #pragma unroll
-    for (int t = 0; t < PAIR; t++) {
+    for (int t = 0; t < SIZE; t++) {
       constexpr int TURNS = SLOTS;
       const int slot = (TILE + t) % TURNS, thread = threadIdx.x & 127;
       Quad* place = sums + slot * NT * 128 + thread;
@@ -141,30 +152,32 @@ extern "C" __global__ void __launch_bounds__(WAYS * 128, 1)
 batch(const u16* x, Bitmap w, Output out, Quad* workspace, int* arrivals, Picks picks) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(128) Entry entries[16];
-  __shared__ __align__(8) u64 barriers[WAYS * 4 * RING];
+  __shared__ __align__(8) u64 barriers[WAYS * 4 * RUN * RING];
   __shared__ int arrived;
   const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, way = warp >> 2;
   const int slice = blockIdx.x % SLICES, bands = blockIdx.x / SLICES * 4, band = bands + (warp & 3);
-  const int ways = min(WAYS, WARPS - slice * WAYS);  // that have a stream
-  const int number = min(band * WARPS, w.streams - WARPS) + slice * WAYS + min(way, ways - 1);
+  const int here = min(WAYS * RUN, WARPS - slice * WAYS * RUN), ways = (here + RUN - 1) / RUN;  // streams a band; groups that have one
+  const int first = min(way, ways - 1) * RUN, number = min(band * WARPS, w.streams - WARPS) + slice * WAYS * RUN + first;
   const int unit = blockIdx.y * (gridDim.x / SLICES) + blockIdx.x / SLICES;
   Quad* parts = workspace + (i64)unit * SLICES * SUMS;
-  u8* tiles = memory + WAYS * 4 * PITCH;
+  u8* tiles = memory + WAYS * 4 * RUN * PITCH;
   let_next_start();
-  Stream stream(memory + warp * PITCH, barriers + warp * RING, entries, w, number, lane, picks);
+  Stream stream(memory + warp * RUN * PITCH, barriers + warp * RUN * RING, entries, w, number, min(RUN, here - first), lane, picks);
   fill_entries(entries);
   __syncthreads();
   wait_for_previous();
   if (way < ways) {
-    Work work = {stream, w, out, x, shared(tiles) + way * 2 * X_BYTES, (Quad*)(tiles + WAYS * 2 * X_BYTES), parts + slice * SUMS,
-                 (slice * WAYS + way) * GROUPS * 64, (int)blockIdx.y * TOKENS, band, way, ways - 1, lane, 0, {}};
+    const int input = (slice * WAYS * RUN + first) * GROUPS * 64 + (lane & 3) * 8, token = blockIdx.y * TOKENS;
+    const u16* from = x + (i64)(token + (warp & 3) * 8 + (lane >> 2)) * w.inputs + input;
+    Work work = {stream, w, out, from, shared(tiles) + way * 2 * X_BYTES, (Quad*)(tiles + WAYS * 2 * X_BYTES), parts + slice * SUMS,
+                 input, token, band, way, ways - 1, lane, 0, {}};
     work.begin();
     for (int i = warp & 3; i < NT; i += 4) {
       Words<4> piece[2];
-      work.load(piece, i, work.first);
+      work.load(piece, i, 0);
       work.keep(piece, i, work.tiles);
     }
-    each_block(work);
+    each_stream(work, lane);
   }
   if (SLICES == 1) return;
   __threadfence();

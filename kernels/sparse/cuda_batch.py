@@ -12,9 +12,10 @@ from ..cuda.arrivals import arrivals
 from . import cuda_source
 from .layout import Bitmap
 
-TILES = (16, 32, 48, 64)
+TILES = (16, 32, 40, 48, 64)
 """Tokens that a block may take."""
 _BANDS = 4  # to a group of warps
+_MOST_SUMS = (64, 160)  # that a thread has registers for: of 16 warps, of 8
 _MOST_DYNAMIC = (227 << 10) - 2048  # bytes of shared memory a block may ask for beside what the kernel declares
 
 
@@ -24,11 +25,13 @@ class BatchConfig:
 
     tokens: int
     ways: int
+    run: int
     slots: int
 
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: rings, x of two groups of inputs for each way, sums on their way."""
-        return self.ways * (4 * cuda_source.RING_BYTES + 2 * self.tokens * 128) + self.slots * self.tokens * 256
+        rings = self.ways * self.run * _BANDS * cuda_source.RING_BYTES
+        return rings + self.ways * 2 * self.tokens * 128 + self.slots * self.tokens * 256
 
     def grid(self, weight: Bitmap, tokens: int) -> tuple[int, int]:
         """(blocks along rows and K, tiles of tokens)."""
@@ -37,21 +40,30 @@ class BatchConfig:
 
     def slices(self, weight: Bitmap) -> int:
         """Parts of K."""
-        return -(-weight.cut.warps // self.ways)
+        return -(-weight.cut.warps // (self.ways * self.run))
 
 
 def configuration(weight: Bitmap, tokens: int) -> BatchConfig:
-    """As few tiles of tokens as can be, no larger than they must; as many sums on their way as there is room for."""
-    tiles = -(-tokens // TILES[-1])
+    """As few tiles of tokens as can be, no larger than they must; as many sums on their way as there is room for.
+
+    Where more than two row tiles are together, eight warps with two streams each take the place of sixteen: the sums
+    need their registers.
+    """
+    cut = weight.cut
+    roomy = 2 < cut.together == cut.tiles
+    most = max(size for size in TILES if cut.together * size <= 2 * _MOST_SUMS[roomy])
+    tiles = -(-tokens // most)
     tile = next(size for size in TILES if -(-tokens // tiles) <= size)
-    ways = min(4, weight.cut.warps)
-    two = BatchConfig(tile, ways, 2)
-    return two if two.shared_bytes() <= _MOST_DYNAMIC else BatchConfig(tile, ways, 1)
+    run = min(2, cut.warps) if roomy else 1
+    ways = min(4 // run, -(-cut.warps // run))
+    two = BatchConfig(tile, ways, run, 2)
+    return two if two.shared_bytes() <= _MOST_DYNAMIC else BatchConfig(tile, ways, run, 1)
 
 
 def macros(weight: Bitmap, config: BatchConfig) -> dict[str, int]:
     """What batch.cu is specialised by."""
-    return cuda_source.variant(weight) | {"TOKENS": config.tokens, "WAYS": config.ways, "SLOTS": config.slots}
+    own = {"TOKENS": config.tokens, "WAYS": config.ways, "SLOTS": config.slots}
+    return cuda_source.variant(weight, config.run) | own
 
 
 def batch(x: Tensor, weight: Bitmap, y: Tensor, config: BatchConfig, bias: Tensor | None, pdl: bool) -> None:

@@ -63,14 +63,16 @@ def picks() -> _Picks:
     return _Picks((ctypes.c_uint * 4)(1, 1 << 8, 1 << 16, 1 << 24), 64 << 8, 16 << 8)
 
 
-def variant(weight: Bitmap) -> dict[str, int]:
-    """The macros that specialise the kernels for `weight`."""
+def variant(weight: Bitmap, run: int = 1) -> dict[str, int]:
+    """The macros that specialise the kernels for `weight` and warps that go through `run` streams each."""
     cut = weight.cut
     return {
         "WARPS": cut.warps,
         "GROUPS": cut.groups,
         "TILES": cut.tiles,
+        "TOGETHER": cut.together,
         "UNROLL": cut.unroll,
+        "RUN": run,
         "HEAD": weight.head,
         "RING": RING,
         "HALF": int(weight.values.dtype == torch.float16),

@@ -11,6 +11,7 @@ from ..cuda import driver
 from . import cuda_source
 from .three_layer import PIECES, SLOTS, TILE_BYTES, ThreeLayer
 
+MOST_TOKENS = 16
 MOST_STAGES = 3
 _MOST_SHARED = (227 << 10) - 2048  # bytes a block may ask for beside its barriers
 
@@ -42,7 +43,7 @@ def variant(weight: ThreeLayer) -> dict[str, int]:
 
 
 def multiply(x: Tensor, weight: ThreeLayer, y: Tensor, bias: Tensor | None, pdl: bool) -> None:
-    """y [M, out] = x [M, in] weight^T (+ bias), all of one dtype; M is at most cuda_decode.MOST_TOKENS.
+    """y [M, out] = x [M, in] weight^T (+ bias), all of one dtype; M is at most MOST_TOKENS.
 
     Rows of `x` are contiguous, 16-byte aligned and a multiple of 16 bytes long.
     """

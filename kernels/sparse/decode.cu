@@ -1,64 +1,69 @@
 // y[M, N] = x[M, K] w[N, K]^T for M <= 8 NT: the sparse weights stream once, through the registers of a matrix operand.
 //
-// A block owns a band of rows; its warps have a stream each, side by side along K, and their sums meet in shared memory
+// A block owns a band of rows; its warps have RUN streams each, side by side along K, and their sums meet in shared memory
 // in warp order. Macros beside those of stream.cuh and tokens.cuh: NT.
-constexpr bool AHEAD = NT == 1 || TILES <= 2;  // whether registers are left to hold x a group ahead
-
-DEVICE void touch(const u16* x, const Bitmap& w, int tokens, int input, int lane) {  // a group of x, into the first cache
-  if (lane >= tokens) return;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    if (EXACT || input + i * 16 < w.inputs) asm volatile("{.reg .b32 ignored;\nld.global.u32 ignored, [%0];}" ::"l"(x + (i64)lane * w.inputs + input + i * 16));
-  }
-}
+constexpr int BLOCK_WARPS = (WARPS + RUN - 1) / RUN;
+constexpr bool AHEAD = NT == 1 || BLOCK_WARPS <= 8 || NT == 2 && TILES <= 2;  // registers are left to hold x a group ahead
 
 struct Work {
   Stream& stream;
-  const u16* x;
+  const u16 *from, *row;  // this lane's x of the group at hand; a row that it touches for the next group
   const Bitmap& w;
-  int tokens, first, lane;  // `first` input of the stream
+  int tokens, input, lane;  // `input`: the lane's first of the group at hand
   Tokens<NT> now, next;
   float sum[TILES][NT][4];
 
-  template <int PAIR, int TILE> DEVICE void block(int group) {
+  // Asks for the x of the group that is `by` inputs further on: where AHEAD for its registers, else for the first cache.
+  DEVICE void ask(int by) {
+    if (AHEAD) return next.load(from + by, w, tokens, input + by, lane);
+    if (lane >= tokens) return;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (EXACT || input - (lane & 3) * 8 + by + i * 16 < w.inputs) asm volatile("{.reg .b32 ignored;\nld.global.u32 ignored, [%0];}" ::"l"(row + by + i * 16));
+  }
+  // The x of the group at hand, `by` inputs before the one after it, of which there is none unless `more`.
+  DEVICE void take(int by, bool more) {
+    if (AHEAD) now = next;
+    if (more) ask(by);
+    if (!AHEAD) now.load(from, w, tokens, input, lane);
+    from += by, row += by, input += by;
+  }
+
+  template <int SIZE, int TILE> DEVICE void block(int group) {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-      const int after = first + (group + u + 1 < GROUPS ? group + u + 1 : 0) * 64;
-      if (AHEAD) {
-        now = next;
-        next.load(x, w, tokens, after, lane);
-      } else {
-        touch(x, w, tokens, after, lane);
-        now.load(x, w, tokens, first + (group + u) * 64, lane);
-      }
+      const bool end = u == UNROLL - 1 && group == GROUPS - UNROLL, last = TILE + SIZE == TILES;
+      take(end && !last ? 64 - GROUPS * 64 : 64, !end || !last || stream.after > 0);
 #pragma unroll
-      for (int t = 0; t < PAIR; t++) {
+      for (int t = 0; t < SIZE; t++) {
         u32 a[4][4];
-        stream.step<PAIR * UNROLL>(a, u * PAIR + t, lane);
+        stream.step<SIZE * UNROLL>(a, u * SIZE + t, lane);
 #pragma unroll
         for (int j = 0; j < 4; j++)
 #pragma unroll
           for (int n = 0; n < NT; n++) mma(sum[TILE + t][n], a[j], now.piece[n][j / 2].at[j % 2 * 2], now.piece[n][j / 2].at[j % 2 * 2 + 1]);
       }
     }
-    stream.advance<PAIR * UNROLL>();
+    stream.advance<SIZE * UNROLL>();
   }
-  template <int PAIR, int TILE> DEVICE void done() {}
+  template <int SIZE, int TILE> DEVICE void done() {}
 };
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) decode(const u16* x, Bitmap w, Output out, Picks picks) {
+extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * 32, 1) decode(const u16* x, Bitmap w, Output out, Picks picks) {
   extern __shared__ __align__(1024) u8 memory[];
   __shared__ __align__(128) Entry entries[16];
   __shared__ __align__(8) u64 barriers[WARPS * RING];
   const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   let_next_start();
-  Stream stream(memory + warp * PITCH, barriers + warp * RING, entries, w, blockIdx.x * WARPS + warp, lane, picks);
+  const int first = warp * RUN, streams = min(RUN, WARPS - first);
+  Stream stream(memory + first * PITCH, barriers + first * RING, entries, w, blockIdx.x * WARPS + first, streams, lane, picks);
   fill_entries(entries);
   __syncthreads();
   wait_for_previous();
-  Work work = {stream, x, w, out.tokens, warp * GROUPS * 64, lane, {}, {}, {}};
-  if (AHEAD) work.next.load(x, w, out.tokens, work.first, lane);
-  each_block(work);
+  const int input = first * GROUPS * 64 + (lane & 3) * 8;
+  Work work = {stream, x + (i64)(lane >> 2) * w.inputs + input, x + (i64)lane * w.inputs + first * GROUPS * 64, w, out.tokens, input, lane, {}, {}, {}};
+  work.ask(0);
+  each_stream(work, lane);
   __syncthreads();
-  add_up(out, w, blockIdx.x * BAND, memory, warp, lane, work.sum);
+  add_up<BLOCK_WARPS>(out, w, blockIdx.x * BAND, memory, warp, lane, work.sum);
 }

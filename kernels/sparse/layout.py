@@ -12,8 +12,8 @@ a lane's share of x is two pieces of 16 bytes.
   from the first row of the stream on; which column, changes by the step (`balance.py`). The first `head` chunks of 16
   rows of every stream come first, so that their place is known without a look at `starts`; then follow the other rows.
 - `starts`: where these begin, in rows.
-- `table`: four bytes a block of steps; a step's byte holds by how many columns the lanes move on before it, and in bit
-  5 whether another chunk must have arrived.
+- `table`: a byte a step, and as many that mean nothing as fill the words of a block of steps (four or eight bytes). It
+  holds by how many columns the lanes move on before the step, and in bit 5 whether another chunk must have arrived.
 
 Rows, inputs and streams are padded with unmarked weights. Kernels read a little past the end of `masks`, `values` and
 `table`; all three are longer for that.
@@ -29,13 +29,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .balance import CHUNK, LANES, balance
-from .geometry import Geometry, geometry
+from .geometry import MOST_STEPS, Geometry, geometry
 
 CHUNK_ROWS = CHUNK // 2
 RING = 4  # chunks that a warp has on the way or in use
 BYTE_WAIT = 5
 _AT_ONCE = 128  # streams whose values are placed at a time
-_MASKS_PAST, _TABLE_PAST = 4 * LANES, 2  # words that kernels read past the end
+_MASKS_PAST, _TABLE_PAST = MOST_STEPS * LANES, 2 * (MOST_STEPS // 4)  # words that kernels read past the end
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Bitmap:
     """A sparse weight [out_features, in_features] of 16-bit numbers in the layout of the kernels.
 
     `masks` int32 [streams * steps * 32 + …]; `values` [rows + 16, 64] in the weight's dtype; `starts` int32
-    [streams + 1]; `table` int32 [streams * blocks + …]; `head` chunks of every stream lie at its front.
+    [streams + 1]; `table` int32 [streams * blocks * words + …]; `head` chunks of every stream lie at its front.
     """
 
     masks: Tensor
@@ -99,7 +99,7 @@ def arrange(weight: Tensor, mask: Tensor | None = None, cut: Geometry | None = N
     if mask is not None and mask.shape != weight.shape:
         raise ValueError(f"a mask of shape {tuple(mask.shape)} for a weight of shape {tuple(weight.shape)}")
     cut = cut or geometry(*weight.shape)
-    if cut.inputs < weight.shape[1] or cut.groups % cut.unroll:
+    if cut.inputs < weight.shape[1] or not cut.valid:
         raise ValueError(f"{cut} does not cover {weight.shape[1]} inputs")
     bits = weight.contiguous().view(torch.int16)
     marked = _steps(bits != 0 if mask is None else mask, cut)
@@ -174,8 +174,8 @@ def waits(packed: Bitmap) -> Tensor:
 
 
 def _step_bytes(packed: Bitmap) -> Tensor:
-    words = packed.table[: packed.streams * packed.cut.blocks]
-    table = words.view(torch.uint8).view(packed.streams, packed.cut.blocks * 4)
+    words = packed.table[: packed.streams * packed.cut.blocks * packed.cut.words]
+    table = words.view(torch.uint8).view(packed.streams, -1)
     return table[:, packed.cut.slots()].to(torch.int64)
 
 
@@ -210,9 +210,9 @@ def _words(marked: Tensor) -> Tensor:
 
 
 def _table(rotations: Tensor, waits: Tensor, cut: Geometry) -> Tensor:
-    """int32 [streams, blocks] of a byte a step."""
+    """int32 [streams, blocks * words] of a byte a step."""
     before = pad(rotations[:, :-1], (1, 0))
-    table = torch.zeros(rotations.shape[0], cut.blocks * 4, dtype=torch.uint8, device=rotations.device)
+    table = torch.zeros(rotations.shape[0], cut.blocks * cut.words * 4, dtype=torch.uint8, device=rotations.device)
     table[:, cut.slots()] = (rotations - before) % LANES | waits << BYTE_WAIT
     return table.view(torch.int32)
 

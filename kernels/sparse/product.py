@@ -10,7 +10,7 @@ from ...formats.errors import InputError
 from ..registry import THREE_LAYER, Pick, Problem, Sparse, pick
 from . import cuda_three_layer, layout, three_layer
 from .cuda_batch import batch, configuration
-from .cuda_decode import MOST_TOKENS, decode, unpack
+from .cuda_decode import decode, unpack
 from .layout import Bitmap
 from .routes import routes
 from .three_layer import ThreeLayer
@@ -107,7 +107,7 @@ def _cuda(x: Tensor, weight: Bitmap, bias: Tensor | None, route: str | None, pdl
 
 def _three_layer(x: Tensor, weight: ThreeLayer, bias: Tensor | None, route: str | None, pdl: bool) -> Tensor:
     """One kernel for a handful of tokens, the dense weight for more: nothing between them."""
-    if route == "dense" or x.shape[0] > MOST_TOKENS:
+    if route == "dense" or x.shape[0] > cuda_three_layer.MOST_TOKENS:
         return linear(x, cuda_three_layer.unpack(weight, pdl), bias)
     y = x.new_empty(x.shape[0], weight.out_features)
     cuda_three_layer.multiply(_aligned(x), weight, y, bias, pdl)

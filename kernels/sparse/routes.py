@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from .cuda_decode import MOST_TOKENS
-
 _TABLE = Path(__file__).with_name("routes.json")
 NAMES = ("decode", "batch", "dense")
 
@@ -21,7 +19,7 @@ NAMES = ("decode", "batch", "dense")
 class Routes:
     """The most tokens of each kernel."""
 
-    decode: int = MOST_TOKENS
+    decode: int = 16
     batch: int = 128
 
     def name(self, tokens: int) -> str:

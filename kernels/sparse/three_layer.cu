@@ -36,9 +36,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) three_layer(const u1
   float sum[TILES][NT][4] = {};
 #pragma unroll 1
   for (int step = 0; step < STEPS; step++) {
+    const int input = (warp * STEPS + step) * 256 + (lane & 3) * 8;
+    const u16* from = x + (i64)(lane >> 2) * w.inputs + input;
     Tokens<NT> now[4];
 #pragma unroll
-    for (int g = 0; g < 4; g++) now[g].load(x, w, out.tokens, (warp * STEPS + step) * 256 + g * 64, lane);
+    for (int g = 0; g < 4; g++) now[g].load(from + g * 64, w, out.tokens, input + g * 64, lane);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
       float more[1][4] = {};  // the second operand's sums where NT is 1: each instruction would wait for the one before
@@ -58,5 +60,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1) three_layer(const u1
     }
   }
   __syncthreads();
-  add_up(out, w, blockIdx.x * BAND, memory, warp, lane, sum);
+  add_up<WARPS>(out, w, blockIdx.x * BAND, memory, warp, lane, sum);
 }

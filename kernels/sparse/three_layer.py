@@ -87,7 +87,7 @@ def geometry(out_features: int, in_features: int) -> Geometry:
     tiles = -(-in_features // (PIECES * INPUTS))
     most = min(MOST_WARPS, tiles)
     warps = min(range(1, most + 1), key=lambda warps: (-(-tiles // warps) * warps * (1.07 - 0.005 * warps), -warps))
-    return Geometry(warps, -(-tiles // warps) * PIECES, even_tiles(out_features), 1)
+    return Geometry(warps, -(-tiles // warps) * PIECES, even_tiles(out_features), 1, 1)
 
 
 def arrange(weight: Tensor, cut: Geometry | None = None) -> ThreeLayer:

@@ -19,12 +19,13 @@ from torch.nn.functional import linear
 from .layout import Bitmap
 
 MOST_TOKENS = 64  # beyond, the weight is expanded once
+_MOST_SUMS = 128  # of a row: row tiles together times tokens
 
 
 @triton.jit
 def _expanded(
     masks_ptr, values_ptr, table_ptr, stream, tail, step, byte, there, taken, turn, STEPS: tl.constexpr,
-    BLOCKS: tl.constexpr, HEAD: tl.constexpr,
+    WORDS: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     """A step [32 lanes, 32] of a stream, and what its lanes have taken and how far they have moved since the start.
 
@@ -33,7 +34,7 @@ def _expanded(
     lane = tl.arange(0, 32)
     i = tl.arange(0, 32)
     word = tl.load(masks_ptr + (stream * STEPS + step).to(tl.int64) * 32 + lane, mask=lane < there * 32, other=0)
-    move = tl.load(table_ptr + stream.to(tl.int64) * (BLOCKS * 4) + byte, mask=there > 0, other=0).to(tl.int32) & 31
+    move = tl.load(table_ptr + stream.to(tl.int64) * (WORDS * 4) + byte, mask=there > 0, other=0).to(tl.int32) & 31
     taken = tl.gather(taken, (lane + move) % 32, 0)
     turn = (turn + move) % 32
     bit = (word[:, None] >> ((i + 3) % 32)[None, :]) & 1
@@ -48,60 +49,53 @@ def _expanded(
 @triton.jit
 def _product(
     x_ptr, masks_ptr, values_ptr, starts_ptr, table_ptr, partial_ptr, M, N, K, streams,
-    WARPS: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr, UNROLL: tl.constexpr, HEAD: tl.constexpr,
-    TOKENS: tl.constexpr, WIDEN: tl.constexpr,
+    WARPS: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr, TOGETHER: tl.constexpr, UNROLL: tl.constexpr,
+    WORDS: tl.constexpr, HEAD: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    PARTS: tl.constexpr = (TILES + 1) // 2
+    SETS: tl.constexpr = (TILES + TOGETHER - 1) // TOGETHER
     stream = tl.program_id(0)
     band, warp = stream // WARPS, stream % WARPS
     tail = (streams * (HEAD * 16) + tl.load(starts_ptr + stream)).to(tl.int64) * 64
     m = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     k = tl.arange(0, 64)
+    slot = tl.arange(0, WIDTH)[:, None, None]  # of the row tiles of a set
     taken = tl.zeros((32,), tl.int32)
     turn = 0
     step = 0
-    for part in range(PARTS):
-        size = tl.minimum(TILES - 2 * part, 2)
-        even = tl.zeros((16, TOKENS), tl.float32)
-        odd = tl.zeros((16, TOKENS), tl.float32)
+    for part in range(SETS):
+        size = tl.minimum(TILES - TOGETHER * part, TOGETHER)
+        sums = tl.zeros((WIDTH, 16, TOKENS), tl.float32)
         for group in range(GROUPS):
             at = (warp * GROUPS + group) * 64 + k
             x = tl.load(
                 x_ptr + m[None, :].to(tl.int64) * K + at[:, None], mask=(m[None, :] < M) & (at[:, None] < K), other=0
             )
-            for tile in tl.static_range(2):
-                byte = (part * GROUPS + group) // UNROLL * 4 + group % UNROLL * size + tile
+            for tile in range(TOGETHER):
+                byte = (part * GROUPS + group) // UNROLL * (4 * WORDS) + group % UNROLL * size + tile
                 values, taken, turn = _expanded(
                     masks_ptr, values_ptr, table_ptr, stream, tail, step + tile, byte, size - tile, taken, turn,
-                    TILES * GROUPS, PARTS * (GROUPS // UNROLL), HEAD,
+                    TILES * GROUPS, SETS * (GROUPS // UNROLL) * WORDS, HEAD,
                 )  # fmt: skip
                 w = tl.reshape(values, (8, 4, 2, 2, 2, 4))  # r, c, half of the inputs, j % 2, h, e
                 w = tl.reshape(tl.permute(w, (4, 0, 2, 1, 3, 5)), (16, 64))
                 if WIDEN:  # the interpreter has no bfloat16 product
-                    sums = tl.dot(w.to(tl.float32), x.to(tl.float32), input_precision="ieee")
+                    more = tl.dot(w.to(tl.float32), x.to(tl.float32), input_precision="ieee")
                 else:
-                    sums = tl.dot(w, x)
-                if tile == 0:
-                    even += sums
-                else:
-                    odd += sums
+                    more = tl.dot(w, x)
+                sums += tl.where(slot == tile, more[None, :, :], 0.0)
             step += size
-        for tile in tl.static_range(2):
-            n = (band * TILES + 2 * part + tile) * 16 + tl.arange(0, 16)
-            place = (warp * M + m[None, :]).to(tl.int64) * N + n[:, None]
-            inside = (m[None, :] < M) & (n[:, None] < tl.minimum(N, (band + 1) * (TILES * 16)))
-            if tile == 0:
-                tl.store(partial_ptr + place, even, mask=inside)
-            else:
-                tl.store(partial_ptr + place, odd, mask=inside)
+        n = (band * TILES + TOGETHER * part + slot) * 16 + tl.arange(0, 16)[None, :, None]
+        place = (warp * M + m[None, None, :]).to(tl.int64) * N + n
+        tl.store(partial_ptr + place, sums, mask=(slot < size) & (m[None, None, :] < M) & (n < N))
 
 
 @triton.jit
 def _unpack(
     masks_ptr, values_ptr, starts_ptr, table_ptr, dense_ptr, N, K, streams,
-    WARPS: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr, UNROLL: tl.constexpr, HEAD: tl.constexpr,
+    WARPS: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr, TOGETHER: tl.constexpr, UNROLL: tl.constexpr,
+    WORDS: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
-    PARTS: tl.constexpr = (TILES + 1) // 2
+    SETS: tl.constexpr = (TILES + TOGETHER - 1) // TOGETHER
     stream = tl.program_id(0)
     band, warp = stream // WARPS, stream % WARPS
     tail = (streams * (HEAD * 16) + tl.load(starts_ptr + stream)).to(tl.int64) * 64
@@ -110,23 +104,24 @@ def _unpack(
     taken = tl.zeros((32,), tl.int32)
     turn = 0
     for step in range(TILES * GROUPS):
-        part = step // (2 * GROUPS)
-        size = tl.minimum(TILES - 2 * part, 2)
-        group = (step - part * 2 * GROUPS) // size
-        tile = (step - part * 2 * GROUPS) % size
-        byte = (part * GROUPS + group) // UNROLL * 4 + group % UNROLL * size + tile
+        part = step // (TOGETHER * GROUPS)
+        size = tl.minimum(TILES - TOGETHER * part, TOGETHER)
+        group = (step - part * TOGETHER * GROUPS) // size
+        tile = (step - part * TOGETHER * GROUPS) % size
+        byte = (part * GROUPS + group) // UNROLL * (4 * WORDS) + group % UNROLL * size + tile
         values, taken, turn = _expanded(
             masks_ptr, values_ptr, table_ptr, stream, tail, step, byte, 1, taken, turn,
-            TILES * GROUPS, PARTS * (GROUPS // UNROLL), HEAD,
+            TILES * GROUPS, SETS * (GROUPS // UNROLL) * WORDS, HEAD,
         )  # fmt: skip
-        n = (band * TILES + 2 * part + tile) * 16 + i // 4 % 2 * 8 + lane // 4
+        n = (band * TILES + TOGETHER * part + tile) * 16 + i // 4 % 2 * 8 + lane // 4
         k = (warp * GROUPS + group) * 64 + i // 16 * 32 + lane % 4 * 8 + i // 8 % 2 * 4 + i % 4
         tl.store(dense_ptr + n.to(tl.int64) * K + k, values, mask=(n < N) & (k < K))
 
 
 def _cut(weight: Bitmap) -> dict[str, int]:
     cut = weight.cut
-    return {"WARPS": cut.warps, "GROUPS": cut.groups, "TILES": cut.tiles, "UNROLL": cut.unroll, "HEAD": weight.head}
+    own = {"TOGETHER": cut.together, "UNROLL": cut.unroll, "WORDS": cut.words, "HEAD": weight.head}
+    return {"WARPS": cut.warps, "GROUPS": cut.groups, "TILES": cut.tiles} | own
 
 
 def unpack(weight: Bitmap) -> Tensor:
@@ -145,10 +140,12 @@ def product(x: Tensor, weight: Bitmap, bias: Tensor | None) -> Tensor:
     if tokens > MOST_TOKENS:
         return linear(x, unpack(weight), bias)
     partial = x.new_empty(weight.cut.warps, tokens, rows, dtype=torch.float32)
-    tile = next(size for size in (16, 32, 64) if tokens <= size)
-    _product[(weight.streams, 1)](
+    width = 1 << (weight.cut.together - 1).bit_length()
+    tile = next(size for size in (16, 32, 64) if tokens <= size or width * size >= _MOST_SUMS)
+    _product[(weight.streams, -(-tokens // tile))](
         x, weight.masks, weight.values, weight.starts, weight.table.view(torch.uint8), partial, *x.shape[:1], rows,
-        weight.in_features, weight.streams, **_cut(weight), TOKENS=tile, WIDEN=not x.is_cuda, num_warps=1,
+        weight.in_features, weight.streams, **_cut(weight), TOKENS=tile, WIDTH=width,
+        WIDEN=not x.is_cuda, num_warps=1,
     )  # fmt: skip
     total = partial.sum(0)
     return (total if bias is None else total.add_(bias)).to(x.dtype)

@@ -19,7 +19,7 @@ def bits(weight: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kept", [0.3, 0.5, 0.7])
-@pytest.mark.parametrize("cut", [None, (3, 2, 3, 2), (5, 1, 1, 1), (1, 5, 7, 1)])
+@pytest.mark.parametrize("cut", [None, (3, 2, 3, 2, 2), (5, 1, 1, 1, 1), (1, 5, 7, 7, 1)])
 def test_there_and_back(sample, kind, kept, cut) -> None:
     weight = sample(200, 320, kept, kind, cut=cut)
     assert torch.equal(bits(layout.dense(weight.arranged)), bits(weight.weight))
@@ -37,16 +37,17 @@ def test_nothing_and_everything(sample, kept, dtype) -> None:
 @given(
     rows=st.integers(1, 70),
     columns=st.integers(1, 200),
-    cut=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.integers(1, 2)),
+    cut=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 2)),
     words=st.integers(0, 2**31 - 1),
 )
 def test_any_shape_and_cut(rows, columns, cut, words) -> None:
-    warps, groups, tiles, unroll = cut
+    warps, groups, tiles, together, unroll = cut
+    together = min(together, tiles, 8 // unroll)
     groups = max(groups, -(-columns // (64 * warps))) * unroll
     generator = torch.Generator().manual_seed(words)
     weight = torch.randint(-(2**15), 2**15, (rows, columns), generator=generator).to(torch.int16)
     weight[torch.rand(rows, columns, generator=generator) < torch.rand(rows, 1, generator=generator)] = 0
-    arranged = layout.arrange(weight.view(torch.bfloat16), cut=Geometry(warps, groups, tiles, unroll))
+    arranged = layout.arrange(weight.view(torch.bfloat16), cut=Geometry(warps, groups, tiles, together, unroll))
     assert torch.equal(bits(layout.dense(arranged)), weight)
 
 
@@ -60,7 +61,7 @@ def test_a_negative_zero_is_a_number_and_a_mask_has_the_last_word() -> None:
 @pytest.mark.parametrize("kind", ["even", "skewed"])
 def test_size_of_a_weight_cut_as_large_ones_are(sample, kind) -> None:
     weight = sample(448, 4096, 0.5, kind)
-    packed = layout.arrange(weight.weight, cut=Geometry(16, 4, 7, 1))
+    packed = layout.arrange(weight.weight, cut=Geometry(16, 4, 7, 7, 1))
     assert packed.nbytes / weight.weight.numel() < 1.15
 
 
@@ -78,7 +79,7 @@ def test_what_is_refused() -> None:
         layout.arrange(torch.zeros(2, 2))
     with pytest.raises(ValueError, match="mask"):
         layout.arrange(torch.zeros(2, 2).half(), torch.ones(2, 3).bool())
-    for cut in (Geometry(1, 2, 1, 1), Geometry(1, 3, 1, 2)):
+    for cut in (Geometry(1, 2, 1, 1, 1), Geometry(1, 3, 1, 1, 2), Geometry(1, 3, 1, 2, 1)):
         with pytest.raises(ValueError, match="cover"):
             layout.arrange(torch.zeros(2, 129).half(), cut=cut)
 

@@ -20,25 +20,27 @@ gpu = pytest.mark.skipif(
 )
 # As large weights are cut, and as their edges are: few and many tiles, inputs and rows off the grid, one warp.
 CUTS = [
-    (448, 4096, (16, 4, 7, 1), "even", 0.5),
-    (128, 14336, (16, 14, 2, 2), "even", 0.5),
-    (256, 8192, (16, 8, 4, 2), "even", 0.5),
+    (448, 4096, (16, 4, 7, 7, 1), "even", 0.5),
+    (448, 4096, (16, 4, 7, 4, 2), "even", 0.5),
+    (128, 14336, (16, 14, 2, 2, 2), "even", 0.5),
+    (256, 8192, (16, 8, 4, 4, 2), "even", 0.5),
+    (256, 8192, (16, 8, 4, 2, 2), "skewed", 0.5),
     (4104, 4160, None, "even", 0.3),
     (4104, 4160, None, "skewed", 0.5),
     (4104, 4160, None, "rows", 0.7),
-    (200, 328, (1, 6, 5, 2), "even", 0.5),
-    (200, 320, (5, 1, 8, 1), "even", 0.5),
+    (200, 328, (1, 6, 5, 4, 2), "even", 0.5),
+    (200, 320, (5, 1, 8, 8, 1), "even", 0.5),
 ]
 # The same for three layers: as large weights are cut, many tiles and many warps, heavy residuals, padding.
 LAYERS = [
-    (1792, 4096, (8, 8, 7, 1), "even", 0.5, torch.bfloat16),
-    (256, 14336, (14, 16, 2, 1), "even", 0.5, torch.bfloat16),
-    (512, 8192, (8, 16, 4, 1), "skewed", 0.5, torch.float16),
+    (1792, 4096, (8, 8, 7, 1, 1), "even", 0.5, torch.bfloat16),
+    (256, 14336, (14, 16, 2, 1, 1), "even", 0.5, torch.bfloat16),
+    (512, 8192, (8, 16, 4, 1, 1), "skewed", 0.5, torch.float16),
     (4104, 4160, None, "even", 0.3, torch.bfloat16),
     (4104, 4160, None, "rows", 0.7, torch.float16),
-    (200, 328, (1, 8, 8, 1), "even", 0.5, torch.bfloat16),
+    (200, 328, (1, 8, 8, 1, 1), "even", 0.5, torch.bfloat16),
     (40, 8, None, "even", 0.5, torch.bfloat16),
-    (256, 4096, (11, 8, 3, 1), "even", 0.9, torch.float16),
+    (256, 4096, (11, 8, 3, 1, 1), "even", 0.9, torch.float16),
 ]
 
 
@@ -196,7 +198,7 @@ def test_many_launches_that_overlap(sample, device, route) -> None:
 def test_every_size_of_a_batch(sample, error, device) -> None:
     weight = sample(448, 4096, device=device)
     for size in cuda_batch.TILES:
-        config = cuda_batch.BatchConfig(size, 4, 1)
         x, y = torch.randn(70, 4096, device=device).bfloat16(), torch.empty(70, 448, device=device).bfloat16()
-        cuda_batch.batch(x, weight.arranged, y, config, None, False)
-        assert error(y, weight.exact(x)) < 3e-3
+        for ways, run in ((4, 1), (2, 2), (2, 1)):
+            cuda_batch.batch(x, weight.arranged, y, cuda_batch.BatchConfig(size, ways, run, 1), None, False)
+            assert error(y, weight.exact(x)) < 3e-3

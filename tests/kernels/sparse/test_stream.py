@@ -107,7 +107,7 @@ def emulated(packed) -> torch.Tensor:
         warp = Warp(packed, number)
         for step, ((tile, group), slot) in enumerate(zip(cut.order(), cut.slots(), strict=True)):
             at = (number * cut.steps + step) * 32
-            got = warp.step(masks[at : at + 32], table[number * cut.blocks * 4 + slot])
+            got = warp.step(masks[at : at + 32], table[number * cut.blocks * cut.words * 4 + slot])
             row = number // cut.warps * cut.rows + tile * 16 + LANES // 4
             column = (number % cut.warps * cut.groups + group) * 64 + LANES % 4 * 8
             for g in range(8):
@@ -121,14 +121,14 @@ def emulated(packed) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kind", "kept", "cut"),
     [
-        ("even", 0.3, (2, 4, 3, 2)),
-        ("even", 0.5, (1, 6, 7, 1)),
-        ("even", 0.7, (3, 2, 4, 2)),
-        ("skewed", 0.5, (2, 3, 5, 1)),
-        ("rows", 0.5, (1, 6, 4, 2)),
-        ("side", 0.5, (2, 3, 4, 1)),
-        ("even", 0.0, (2, 3, 2, 1)),
-        ("even", 1.0, (1, 6, 5, 2)),
+        ("even", 0.3, (2, 4, 3, 2, 2)),
+        ("even", 0.5, (1, 6, 7, 7, 1)),
+        ("even", 0.7, (3, 2, 4, 4, 2)),
+        ("skewed", 0.5, (2, 3, 5, 2, 1)),
+        ("rows", 0.5, (1, 6, 4, 3, 2)),
+        ("side", 0.5, (2, 3, 4, 4, 1)),
+        ("even", 0.0, (2, 3, 2, 2, 1)),
+        ("even", 1.0, (1, 6, 5, 4, 2)),
     ],
 )
 def test_a_warp_reads_what_was_packed(sample, kind, kept, cut) -> None:
@@ -142,7 +142,7 @@ def test_weights_off_the_grid(sample) -> None:
 
 
 def test_head_and_tail_of_long_streams(sample) -> None:
-    weight = sample(112, 320, cut=(1, 6, 7, 2))
+    weight = sample(112, 320, cut=(1, 6, 7, 4, 2))
     assert weight.arranged.head == RING
     assert int(weight.arranged.starts[-1]) > 0
     assert torch.equal(emulated(weight.arranged), weight.weight.view(torch.int16))

@@ -33,7 +33,7 @@ def same(weight: torch.Tensor, cut: Geometry | None = None) -> three_layer.Three
 
 @pytest.mark.parametrize("kind", ["even", "skewed", "rows", "side", "2:4"])
 @pytest.mark.parametrize("kept", [0.3, 0.5, 0.7])
-@pytest.mark.parametrize("cut", [None, Geometry(2, 4, 3, 1), Geometry(1, 8, 1, 1)])
+@pytest.mark.parametrize("cut", [None, Geometry(2, 4, 3, 1, 1), Geometry(1, 8, 1, 1, 1)])
 def test_there_and_back(kind, kept, cut) -> None:
     same(weight_of(masked(200, 320, kept, kind)), cut)
 
@@ -57,7 +57,7 @@ def test_any_shape_and_cut(rows, columns, cut, seed) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randint(-(2**15), 2**15, (rows, columns), generator=generator).to(torch.int16)
     weight[torch.rand(rows, columns, generator=generator) < torch.rand(rows, 1, generator=generator)] = 0
-    same(weight.view(torch.bfloat16), Geometry(warps, 4 * steps, tiles, 1))
+    same(weight.view(torch.bfloat16), Geometry(warps, 4 * steps, tiles, 1, 1))
 
 
 def test_what_the_steps_of_a_tile_have_no_room_for_is_left() -> None:
@@ -83,7 +83,7 @@ def test_a_negative_zero_is_a_number() -> None:
 @pytest.mark.parametrize(("kind", "most"), [("even", 1.296), ("skewed", 1.34)])
 def test_size_of_a_weight_on_the_grid(kind, most) -> None:
     mask = masked(448, 4096, 0.5, kind)
-    assert same(weight_of(mask), Geometry(8, 8, 7, 1)).nbytes / mask.numel() < most
+    assert same(weight_of(mask), Geometry(8, 8, 7, 1, 1)).nbytes / mask.numel() < most
 
 
 def test_cuts_of_large_weights() -> None:
@@ -96,7 +96,7 @@ def test_cuts_of_large_weights() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="16-bit"):
         three_layer.arrange(torch.zeros(2, 2))
-    for cut in (Geometry(1, 4, 1, 1), Geometry(1, 6, 1, 1)):
+    for cut in (Geometry(1, 4, 1, 1, 1), Geometry(1, 6, 1, 1, 1)):
         with pytest.raises(ValueError, match="cover"):
             three_layer.arrange(torch.zeros(2, 300).half(), cut)
 
@@ -154,7 +154,7 @@ def inputs_of(second: int) -> np.ndarray:
 @pytest.mark.parametrize(("kind", "kept"), [("even", 0.5), ("skewed", 0.5), ("even", 0.8), ("rows", 0.4)])
 def test_a_warp_multiplies_what_was_packed(kind, kept) -> None:
     weight = weight_of(masked(40, 600, kept, kind))
-    packed = three_layer.arrange(weight, Geometry(2, 8, 2, 1))
+    packed = three_layer.arrange(weight, Geometry(2, 8, 2, 1, 1))
     tiles, starts = packed.tiles.view(torch.uint8).numpy(), packed.starts.tolist()
     dense = np.zeros((64, 1024), dtype=np.uint16)
     for number, tile in enumerate(tiles):

@@ -7,7 +7,7 @@ import torch
 
 from compress_llm.kernels.sparse import triton_sparse
 
-CUTS = [None, (2, 3, 3, 1), (1, 6, 2, 2)]
+CUTS = [None, (2, 3, 3, 2, 1), (1, 6, 5, 5, 1)]
 
 
 @pytest.mark.parametrize("cut", CUTS)
@@ -18,6 +18,12 @@ def test_product(sample, error, device, cut, dtype) -> None:
     bias = torch.randn(72, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     exact = weight.exact(x) + bias.double().cpu()
     assert error(triton_sparse.product(x, weight.arranged, bias), exact) < (2e-3 if dtype == torch.float16 else 1e-2)
+
+
+def test_several_tiles_of_tokens(sample, error, device) -> None:
+    weight = sample(72, 136, dtype=torch.float16, device=device, cut=(1, 3, 5, 5, 1))
+    x = torch.randn(33, 136, generator=torch.Generator().manual_seed(0)).to(device, torch.float16)
+    assert error(triton_sparse.product(x, weight.arranged, None), weight.exact(x)) < 2e-3
 
 
 @pytest.mark.parametrize("cut", CUTS)
