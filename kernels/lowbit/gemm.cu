@@ -10,6 +10,7 @@
 // the block has scales of its own (NARROW and GROUPED): float32 [row tiles, blocks] and [blocks, tokens] of 8-bit codes,
 // those of rows of 4-bit codes. The launcher puts `wgmma(Product*, const u32*, u64, bool add)` for COLUMNS columns in
 // front, then gemm_tile.cuh, gemm_numbers.cuh and gemm_finish.cuh.
+DEVICE void hold(u32& v) { asm volatile("" : "+r"(v) :: "memory"); }
 DEVICE void hold(int& v) { asm volatile("" : "+r"(v) :: "memory"); }
 DEVICE void hold(float& v) { asm volatile("" : "+f"(v) :: "memory"); }
 // Waits for all products; the sums change behind the compiler's back, so no copy may move above the wait.
@@ -106,6 +107,8 @@ DEVICE void multiply_scaled(Sum* sum, const Ring& ring, const Weights& w, const 
       multiply_block(part, a, stage, c);
       if (c == 0 && s + WAYS < p.steps) wait(ring.full + slot * 8, parity), both_operands(next, ring.stages + slot * STAGE, warp, lane);
       settle<COLUMNS / 2>(part);
+#pragma unroll
+      for (int i = 0; i < STEPS * 4; i++) hold((&a[0][0][0])[i]);  // read until here: nothing else may take their place
       add_block(sum + c / 2, part, scale, stage, c, warp, lane);
     }
     __syncwarp();  // every lane has read its scales

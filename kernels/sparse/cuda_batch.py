@@ -46,11 +46,11 @@ class BatchConfig:
 def configuration(weight: Bitmap, tokens: int) -> BatchConfig:
     """As few tiles of tokens as can be, no larger than they must; as many sums on their way as there is room for.
 
-    Where more than two row tiles are together, eight warps with two streams each take the place of sixteen: the sums
-    need their registers.
+    Where sixteen warps lack the registers for the sums of all row tiles and tokens, eight with two streams each take
+    their place.
     """
     cut = weight.cut
-    roomy = 2 < cut.together == cut.tiles
+    roomy = 2 < cut.together == cut.tiles and cut.together * tokens > 2 * _MOST_SUMS[False]
     most = max(size for size in TILES if cut.together * size <= 2 * _MOST_SUMS[roomy])
     tiles = -(-tokens // most)
     tile = next(size for size in TILES if -(-tokens // tiles) <= size)

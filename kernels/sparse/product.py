@@ -10,7 +10,7 @@ from ...formats.errors import InputError
 from ..registry import THREE_LAYER, Pick, Problem, Sparse, pick
 from . import cuda_three_layer, layout, three_layer
 from .cuda_batch import batch, configuration
-from .cuda_decode import decode, unpack
+from .cuda_decode import MOST_TOKENS, decode, unpack
 from .layout import Bitmap
 from .routes import routes
 from .three_layer import ThreeLayer
@@ -94,12 +94,13 @@ def reference(x: Tensor, weight: Arranged, bias: Tensor | None) -> Tensor:
 
 def _cuda(x: Tensor, weight: Bitmap, bias: Tensor | None, route: str | None, pdl: bool) -> Tensor:
     tokens = x.shape[0]
-    route = route or routes(torch.cuda.get_device_properties(x.device).name).name(tokens)
+    route = route or routes(torch.cuda.get_device_properties(x.device).name).name(tokens, weight.cut.tiles)
     if route == "dense":
         return linear(x, unpack(weight, pdl), bias)
     x, y = _aligned(x), x.new_empty(tokens, weight.out_features)
     if route == "decode":
-        decode(x, weight, y, bias, pdl)
+        for few, out in zip(x.split(MOST_TOKENS), y.split(MOST_TOKENS), strict=True):
+            decode(few, weight, out, bias, pdl)
     else:
         batch(x, weight, y, configuration(weight, tokens), bias, pdl)
     return y

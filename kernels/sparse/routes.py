@@ -1,7 +1,8 @@
 """Which kernel takes how many tokens, and why: measured, by device, in `routes.json`.
 
 Up to `decode` tokens the weights stream through decode.cu, up to `batch` through batch.cu; beyond, expanding them once
-and one dense product is faster.
+and one dense product is faster. Streams of more than SHORT row tiles have more sums than batch.cu has registers for:
+decode.cu takes up to `tall` tokens of them, a few at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 _TABLE = Path(__file__).with_name("routes.json")
 NAMES = ("decode", "batch", "dense")
+SHORT = 4
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,12 @@ class Routes:
 
     decode: int = 16
     batch: int = 128
+    tall: int = 96
 
-    def name(self, tokens: int) -> str:
-        """The route of a product with that many tokens."""
+    def name(self, tokens: int, tiles: int = 1) -> str:
+        """The route of a product with that many tokens; streams have that many row tiles."""
+        if tiles > SHORT:
+            return "decode" if tokens <= self.tall else "dense"
         return "decode" if tokens <= self.decode else "batch" if tokens <= self.batch else "dense"
 
 

@@ -94,7 +94,7 @@ class BlockSample:
         generator = torch.Generator().manual_seed(rows * columns + floating)
         numbers = torch.randn(rows, columns, generator=generator) * 30
         self.codes = numbers.to(torch.float8_e4m3fn) if floating else numbers.round().clamp(-128, 127).to(torch.int8)
-        self.scale = torch.exp2(torch.randn(-(-rows // 128), columns // 128, generator=generator) * 2)
+        self.scale = torch.exp2(torch.randn(-(-rows // 128), columns // 128, generator=generator) * 2 - 8)
         self.by_row = self.scale.repeat_interleave(128, 0)[:rows]
         self.exact = self.codes.double() * self.by_row.double().repeat_interleave(128, 1)
         self.arranged: Arranged = arrange_narrow(self.codes, self.by_row, 128).to(device)

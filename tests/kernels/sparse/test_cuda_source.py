@@ -123,7 +123,8 @@ def test_no_more_tiles_on_the_way_than_there_are(sample) -> None:
         (3, 2, 48, (48, 4, 1, 2)),
         (2, 2, 64, (64, 4, 1, 1)),
         (3, 2, 100, (64, 4, 1, 1)),
-        (4, 4, 32, (32, 2, 2, 2)),
+        (4, 4, 32, (32, 4, 1, 2)),
+        (4, 4, 33, (40, 2, 2, 2)),
         (4, 4, 64, (64, 2, 2, 2)),
         (5, 4, 64, (32, 4, 1, 2)),
         (7, 7, 32, (32, 2, 2, 2)),
@@ -143,7 +144,7 @@ def test_configurations_fit(sample, tiles, together, tokens, config) -> None:
 
 
 def test_configurations_of_few_streams(sample) -> None:
-    for warps, config in ((1, (32, 1, 1, 2)), (2, (32, 1, 2, 2)), (3, (32, 2, 2, 2))):
+    for warps, config in ((1, (40, 1, 1, 2)), (2, (40, 1, 2, 2)), (3, (40, 2, 2, 2))):
         weight = sample(100, 64 * warps, cut=(warps, 1, 4, 4, 1)).arranged
-        assert cuda_batch.configuration(weight, 32) == cuda_batch.BatchConfig(*config)
-        assert cuda_batch.configuration(weight, 32).slices(weight) == 1
+        assert cuda_batch.configuration(weight, 40) == cuda_batch.BatchConfig(*config)
+        assert cuda_batch.configuration(weight, 40).slices(weight) == 1

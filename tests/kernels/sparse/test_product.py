@@ -127,7 +127,7 @@ def test_cuda_against_float64(sample, error, device, rows, columns, cut, kind, k
         x = torch.randn(tokens, columns, device=device).bfloat16()
         exact = weight.exact(x) + bias.double().cpu()
         limit = 1.5 * error(linear(x, dense, bias), exact)
-        for route in ("decode", "batch") if tokens <= cuda_decode.MOST_TOKENS else ("batch", "dense"):
+        for route in ("decode", "batch", "dense"):
             y = product.product(x, weight.arranged, bias, "cuda", route)
             assert error(y, exact) < limit, (tokens, route)
             assert torch.equal(y, product.product(x, again, bias, "cuda", route, pdl=False)), (tokens, route)
