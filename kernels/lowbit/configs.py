@@ -21,7 +21,7 @@ from .layout import Arranged
 
 MOST_SHARED = 227 << 10  # bytes of shared memory that a block may have on compute capability 9.0
 MOST_DYNAMIC = MOST_SHARED - 1024  # of them, beside what the kernels declare themselves
-NARROW_TOKENS = 65
+NARROW_TOKENS = 129
 """Tokens from which on 4-bit integers are multiplied as 8-bit numbers where activations have 8 bits: with fewer, a
 product takes as long as reading the weights whatever they are multiplied as."""
 SHIPPED = Path(__file__).with_name("tuned.json")

@@ -111,8 +111,9 @@ DEVICE void multiply(float (*sum)[4], const Item& item, const Tokens& b, const T
 }
 
 // The same of `COUNT` tiles of floating-point codes, which enter scaled: the product of code and scale is exact. Sums
-// stay with the matrix units, and neighbouring tiles take turns, so that fewer products wait for each other.
+// stay with the matrix units; neighbouring tiles take turns, or the halves of one, so that fewer products wait for others.
 template <int COUNT> DEVICE void multiply_floating(float (*sum)[NT][4], const Item* item, const Tokens& b) {
+  float half[NT][4] = {};
   u32 a[4];
 #pragma unroll
   for (int k = 0; k < STEPS; k++)
@@ -120,8 +121,13 @@ template <int COUNT> DEVICE void multiply_floating(float (*sum)[NT][4], const It
     for (int t = 0; t < COUNT; t++) {
       fragment(a, item[t], k);
 #pragma unroll
-      for (int n = 0; n < NT; n++) mma(sum[t][n], a, b[n][2 * k], b[n][2 * k + 1]);
+      for (int n = 0; n < NT; n++) mma(COUNT == 1 && k % 2 ? half[n] : sum[t][n], a, b[n][2 * k], b[n][2 * k + 1]);
     }
+  if (COUNT > 1) return;
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) sum[0][n][e] += half[n][e];
 }
 
 // The same where SPREAD: step k of the only token is column k of b and the others are zero, so that a column's sum is
@@ -129,7 +135,7 @@ template <int COUNT> DEVICE void multiply_floating(float (*sum)[NT][4], const It
 // they lack in size is shared by x (finite below 2^64) and the scales.
 constexpr u32 LIFT = 0x5F805F80u, LIFTED = 0x50005000u;  // 2^64; the top of the exponents of scales, less that
 template <int COUNT> DEVICE void multiply_spread(float (*sum)[NT][4], const Item* item, const Tokens& b, int lane) {
-  float c[COUNT][4] = {};
+  float c[COUNT][2][4] = {};  // of even and of odd steps, which have columns of their own anyway
 #pragma unroll
   for (int k = 0; k < STEPS; k++)
 #pragma unroll
@@ -138,15 +144,15 @@ template <int COUNT> DEVICE void multiply_spread(float (*sum)[NT][4], const Item
       u32 a[4];
 #pragma unroll
       for (int p = 0; p < 4; p++) a[p] = floating_pair(item[t].code[k / EACH][p], k % EACH);
-      mma(c[t], a, b[0][2 * k], b[0][2 * k + 1]);
+      mma(c[t][k % 2], a, b[0][2 * k], b[0][2 * k + 1]);
     }
 #pragma unroll
   for (int t = 0; t < COUNT; t++) {
     const u32 w = item[t].scale.at[0];  // of columns 2 (lane % 4) and the next: two groups, or one of two
     const u32 even = scale_pair<LIFTED>(NG == 8 ? w : turned(w, lane % 2 * 8), 0), odd = NG == 8 ? scale_pair<LIFTED>(w, 1) : even;
     float* to = sum[t][0];
-    to[0] += low_float(even) * c[t][0], to[1] += low_float(odd) * c[t][1];
-    to[2] += high_float(even) * c[t][2], to[3] += high_float(odd) * c[t][3];
+    to[0] += low_float(even) * c[t][0][0], to[1] += low_float(odd) * c[t][1][1];
+    to[2] += high_float(even) * c[t][0][2], to[3] += high_float(odd) * c[t][1][3];
   }
 }
 DEVICE void add_columns(float* sum) {  // of all groups, into column 0

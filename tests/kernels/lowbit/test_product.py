@@ -62,10 +62,10 @@ def test_reference_of_scaled_blocks(block_sample, error, device, floating) -> No
 def test_who_multiplies_4_bit_weights_as_8_bit_numbers(sample, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "picked", lambda *given: Pick("cuda", ""))
     weight, wide = sample(64, 128).arranged, sample(64, 128, 8, 128).arranged
-    asked = [(weight, Activation(E4M3), 65), (weight, Activation(INT8), 4096), (weight, Activation(E4M3), 64)]
-    asked += [(weight, None, 65), (weight, Activation(E4M3, "group", group_size=128), 65), (wide, Activation(INT8), 65)]
-    asked += [(sample(64, 128, 4, 64).arranged, Activation(INT8), 65)]
-    asked += [(sample(64, 128, zero="int").arranged, Activation(INT8), 65)]
+    asked = [(weight, Activation(E4M3), 129), (weight, Activation(INT8), 4096), (weight, Activation(E4M3), 128)]
+    asked += [(weight, None, 129), (weight, Activation(E4M3, "group", group_size=128), 129), (wide, Activation(INT8), 129)]
+    asked += [(sample(64, 128, 4, 64).arranged, Activation(INT8), 129)]
+    asked += [(sample(64, 128, zero="int").arranged, Activation(INT8), 129)]
     seen = [product.as_multiplied(given, inputs, tokens, torch.float16) for given, inputs, tokens in asked]
     assert [(got.narrow, got.floating) for got in seen] == [(True, True), (True, False), *[(False, False)] * 6]
     monkeypatch.setattr(product, "picked", lambda *given: Pick("triton", ""))
