@@ -82,15 +82,20 @@ def write_llama(
         return {f"{name}.weight": torch.ones(size.width, dtype=torch.bfloat16) for name in names}
 
     places: dict[str, str] = {}
-    ends = dict.fromkeys(("model.embed_tokens", "lm_head"), (size.vocabulary, size.width))
+    table = (size.vocabulary, size.width)
+    ends = {"model.embed_tokens": table, "lm_head": table}
     _save(directory, "ends", {**dense(ends), **norms("model.norm")}, places)
     for layer in range(layers):
         block = f"model.layers.{layer}."
         shapes = {block + name: shape for name, shape in size.linears.items()}
-        tensors = dense(shapes) if packed is None else {}
-        for name, shape in shapes.items() if packed is not None else ():
-            stored = random_weight(packed, shape, torch.bfloat16, torch.device(device))
-            tensors.update({f"{name}.{suffix}": tensor for suffix, tensor in stored.items()})
+        if packed is None:
+            tensors = dense(shapes)
+        else:
+            tensors = {
+                f"{name}.{suffix}": tensor
+                for name, shape in shapes.items()
+                for suffix, tensor in random_weight(packed, shape, torch.bfloat16, torch.device(device)).items()
+            }
         _save(directory, f"block-{layer}", {**tensors, **norms(*(block + norm for norm in NORMS))}, places)
     index = {"metadata": {}, "weight_map": places}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))

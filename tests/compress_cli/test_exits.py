@@ -38,7 +38,12 @@ main.main()
 
 
 def start(what: str, **streams: int) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", PROBE, "probe", what], text=True, **streams)
+    """A shell lets what it starts in the background ignore Ctrl-C, tests included; the probe does not."""
+
+    def listen() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen([sys.executable, "-c", PROBE, "probe", what], text=True, preexec_fn=listen, **streams)
 
 
 def ending(error: BaseException, capsys: pytest.CaptureFixture[str], resumable: bool = False) -> tuple[int, str]:
