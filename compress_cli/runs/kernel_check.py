@@ -26,7 +26,7 @@ from ...kernels.sparse_linear import ROWS_AT_ONCE, fits
 from .checks import Check, check
 from .stored import Packed, rows_at_a_time
 
-TOKENS = (1, 16, 64, 128)
+TOKENS = (1, 16, 64, 256)
 MOST = 1.5  # times the error of the dense product
 SEED = 0
 

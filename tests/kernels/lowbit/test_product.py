@@ -63,7 +63,11 @@ def test_who_multiplies_4_bit_weights_as_8_bit_numbers(sample, monkeypatch: pyte
     monkeypatch.setattr(product, "picked", lambda *given: Pick("cuda", ""))
     weight, wide = sample(64, 128).arranged, sample(64, 128, 8, 128).arranged
     asked = [(weight, Activation(E4M3), 129), (weight, Activation(INT8), 4096), (weight, Activation(E4M3), 128)]
-    asked += [(weight, None, 129), (weight, Activation(E4M3, "group", group_size=128), 129), (wide, Activation(INT8), 129)]
+    asked += [
+        (weight, None, 129),
+        (weight, Activation(E4M3, "group", group_size=128), 129),
+        (wide, Activation(INT8), 129),
+    ]
     asked += [(sample(64, 128, 4, 64).arranged, Activation(INT8), 129)]
     asked += [(sample(64, 128, zero="int").arranged, Activation(INT8), 129)]
     seen = [product.as_multiplied(given, inputs, tokens, torch.float16) for given, inputs, tokens in asked]
