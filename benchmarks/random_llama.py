@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compress_llm.compress_cli.runs.bench_kernels import random_weight
+from compress_llm.compress_cli.runs import bench_kernels, bench_sparse
+from compress_llm.formats.packings import packing
+from compress_llm.formats.pruned import Pruned
 from compress_llm.formats.quantization_config import build
 from compress_llm.formats.scheme import Scheme
 
@@ -94,7 +97,7 @@ def write_llama(
             tensors = {
                 f"{name}.{suffix}": tensor
                 for name, shape in shapes.items()
-                for suffix, tensor in random_weight(packed, shape, torch.bfloat16, torch.device(device)).items()
+                for suffix, tensor in _packed(packed, shape, torch.device(device)).items()
             }
         _save(directory, f"block-{layer}", {**tensors, **norms(*(block + norm for norm in NORMS))}, places)
     index = {"metadata": {}, "weight_map": places}
@@ -108,8 +111,17 @@ def write_llama(
     return 2 * size.vocabulary * size.width + size.width + layers * block_weights
 
 
+@lru_cache(maxsize=8)
+def _packed(scheme: Scheme, shape: tuple[int, int], device: torch.device) -> dict[str, Tensor]:
+    """Tensors by suffix of a random linear; one of each shape serves all blocks."""
+    if scheme.sparsity is None or scheme.rounds:
+        return bench_kernels.random_weight(scheme, shape, torch.bfloat16, device)
+    weight = bench_sparse.random_weight(shape, device, torch.bfloat16, kept=1 - scheme.sparsity.ratio)
+    return packing(scheme).pack(Pruned(scheme, weight))
+
+
 def _save(directory: Path, stem: str, tensors: dict[str, Tensor], places: dict[str, str]) -> None:
     file = f"model-{stem}.safetensors"
-    ready = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    ready = {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     save_file(ready, directory / file, {"format": "pt"})
     places.update(dict.fromkeys(tensors, file))
