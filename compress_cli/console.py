@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, TypeVar
 
 import click
 
-from ..formats.errors import StoppedEarly
 from ..formats.progress import silent
-from .exits import NO_SPACE
+from .exits import printing
 from .progress import Bars, Lines
 from .runs.plain_json import to_json
 
@@ -62,7 +60,7 @@ class Console:
 
     def result(self, report: object, show: Callable[[], None]) -> None:
         """The outcome: with `--json` the report (see `plain_json.plain`) on stdout, else what `show` prints."""
-        with _printing():
+        with printing():
             if self.as_json:
                 click.echo(to_json(report))
             else:
@@ -88,21 +86,6 @@ class Console:
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         RichConsole(width=None if sys.stdout.isatty() else UNWRAPPED).print(table)
-
-
-@contextmanager
-def _printing() -> Iterator[None]:
-    """Tell a full place of output from a full disk: a run whose report cannot be printed has still ended well.
-
-    Raises StoppedEarly.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        fix = "print to a place with room; what the command has written stands"
-        raise StoppedEarly("stdout", "no space left on the device", fix) from error
 
 
 def _to_stderr(text: str) -> None:

@@ -56,6 +56,21 @@ def exit_codes(resumable: Callable[[], bool] = lambda: False) -> Iterator[None]:
             _stop(error if isinstance(error, CompressError) else _from_system(error, resumable), error)
 
 
+@contextmanager
+def printing() -> Iterator[None]:
+    """Tell a full place of output from a full disk: what is printed is told at the end of work that has gone well.
+
+    Raises StoppedEarly.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        fix = "print to a place with room; what the command has written stands"
+        raise StoppedEarly("stdout", "no space left on the device", fix) from error
+
+
 def _stop(known: CompressError | None, error: BaseException) -> NoReturn:
     if known is None:
         _say(f"internal error, a bug in compress ({_one_line(error)}); {_keep_traceback(error)}.")

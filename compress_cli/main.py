@@ -13,7 +13,7 @@ import click
 
 from .. import __version__
 from ..formats.errors import nearest
-from .exits import exit_codes
+from .exits import exit_codes, printing
 from .options import kebab
 
 # Name → (module beside this file whose `command` it is, what `compress --help` says of it).
@@ -46,6 +46,11 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         return import_module(COMMANDS[cmd_name][0], __package__).command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, which prints `--help` and `--version` here."""
+        with exit_codes(), printing():
+            return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

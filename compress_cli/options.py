@@ -14,6 +14,7 @@ import click
 
 from ..formats.errors import InputError
 from .console import Console
+from .exits import printing
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,6 +29,11 @@ class Command(click.Command):
             **(attrs.get("context_settings") or {}),
         }
         super().__init__(*args, **attrs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click does, which prints `--help` here."""
+        with printing():
+            return super().parse_args(ctx, args)
 
 
 class Place(click.Path):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -14,6 +16,7 @@ from compress_llm import __version__
 from compress_llm.compress_cli.main import COMMANDS, cli
 from compress_llm.compress_cli.options import Command, kebab
 
+FULL = Path("/dev/full")
 HEAVY = ("torch", "transformers", "datasets", "numpy", "rich", "safetensors", "triton")
 
 
@@ -56,6 +59,16 @@ def test_table_and_command_agree(name: str) -> None:
 
 def test_version() -> None:
     assert CliRunner().invoke(cli, ["--version"]).output == f"compress {__version__}\n"
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["inspect", "--help"]], ids=" ".join)
+def test_output_without_room_is_one_sentence(arguments: list[str]) -> None:
+    with FULL.open("w") as full:
+        command = [sys.executable, "-m", "compress_llm", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3
+    assert re.fullmatch(r"Error: stdout: no space left on the device; print to a place with room; .*\.\n", done.stderr)
 
 
 def test_unknown_command_names_the_nearest() -> None:
