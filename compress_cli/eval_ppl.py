@@ -11,7 +11,7 @@ from .console import Console
 from .units import size_text, time_text
 
 if TYPE_CHECKING:
-    from .runs.evaluate import Evaluation
+    from .runs.evaluation import Evaluation
 
 
 @click.command("eval-ppl", cls=options.Command)

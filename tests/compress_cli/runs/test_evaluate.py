@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compress_llm.calibration import embedded
 from compress_llm.compress_cli.runs import evaluate as runs
-from compress_llm.compress_cli.runs.evaluate import BOOKS_NOTE, Evaluation, evaluate
+from compress_llm.compress_cli.runs.evaluate import BOOKS_NOTE, evaluate
+from compress_llm.compress_cli.runs.evaluation import Evaluation
 from compress_llm.compress_cli.runs.quantize import quantize
 from compress_llm.compress_cli.runs.recipe import Recipe
 from compress_llm.formats.errors import GateFailed, InputError
