@@ -153,6 +153,12 @@ def check_read(tensors: Mapping[str, Described], layout: Layout) -> None:
         raise InputError(suffix, cause, fix)
 
 
+def misfits(tensors: Mapping[str, Described], layout: Layout) -> list[str]:
+    """Suffixes of the tensors whose sizes `layout` has otherwise: more than one tell that it is another weight's."""
+    sized = {suffix: shape for suffix, (_, shape) in layout.items() if suffix in tensors}
+    return [suffix for suffix, shape in sized.items() if not _fits(tuple(tensors[suffix].shape), shape)]
+
+
 def check_shape(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> None:
     """Raise InputError where `weight_shape` says another shape than `shape`."""
     stored = tensors["weight_shape"].tolist()

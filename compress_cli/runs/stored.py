@@ -15,11 +15,13 @@ from torch import Tensor
 from ...formats.architectures import architecture
 from ...formats.checkpoint import Checkpoint, TensorInfo
 from ...formats.errors import InputError, inside
-from ...formats.layout import numbers_of, numbers_suffix
-from ...formats.packings import check_stored, packing
+from ...formats.layout import check_read, misfits, numbers_of, numbers_suffix, stored_scale_dtype
+from ...formats.packings import packing
 from ...formats.pruned import Packable
 from ...formats.quantization_config import parse
 from ...formats.scheme import Scheme
+
+_SHAPE = "weight_shape"
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,18 @@ class Packed:
         return self.tensors[numbers_suffix(self.tensors) or numbers_of(self.scheme)].dtype
 
     def check(self) -> None:
-        """Raise InputError naming the first tensor that is missing, unexpected, or of another dtype or shape."""
+        """Raise InputError naming the first tensor that is missing, unexpected, or of another dtype or shape.
+
+        That is `weight_shape` where others do not fit it: each of them would be wrong in the same way.
+        """
         with inside(self.name):
-            check_stored(self.tensors, self.scheme, self.shape)
+            dtype = stored_scale_dtype(self.tensors, self.scheme)
+            layout = packing(self.scheme).layout(self.scheme, *self.shape, dtype)
+            others = misfits(self.tensors, layout)
+            if _SHAPE in self.tensors and len(others) > 1:
+                cause = f"says {list(self.shape)}, which does not fit {' and '.join(others[:2])}"
+                raise InputError(_SHAPE, cause, "use a whole copy")
+            check_read(self.tensors, layout)
 
     def unpack(self, tensors: Mapping[str, Tensor]) -> Packable:
         """What `tensors` stand for by the decoder of `formats`. Raises InputError for what does not fit the scheme."""
@@ -96,10 +107,10 @@ def packed_linear(checkpoint: Checkpoint, name: str, scheme: Scheme) -> Packed:
 
 def _shape(checkpoint: Checkpoint, name: str, scheme: Scheme, stored: Mapping[str, TensorInfo]) -> tuple[int, int]:
     """(out, in): as a tensor says, else as many codes as the stored bits hold."""
-    if "weight_shape" in stored:
-        said = checkpoint.read(f"{name}.weight_shape")
+    if _SHAPE in stored:
+        said = checkpoint.read(f"{name}.{_SHAPE}")
         if said.shape != (2,) or said.dtype.is_floating_point or int(said.min()) < 1:
-            raise InputError(f"{name}.weight_shape", f"{said.tolist()} is no shape of a weight", "use a whole copy")
+            raise InputError(f"{name}.{_SHAPE}", f"{said.tolist()} is no shape of a weight", "use a whole copy")
         return int(said[0]), int(said[1])
     weight = stored.get("weight") or stored.get("weight_packed")
     if weight is None or len(weight.shape) != 2:

@@ -11,6 +11,7 @@ from compress_llm.formats.layout import (
     has_input_scale,
     held_to,
     is_exact,
+    misfits,
     numbers_of,
     scale_layout,
     scale_tensors,
@@ -119,3 +120,9 @@ def test_numbers_that_are_missing_are_named_as_the_scheme_stores_them(name):
     with pytest.raises(InputError) as caught:
         stored_scale_dtype({}, SCHEMES[name])
     assert caught.value.key == numbers_of(SCHEMES[name])
+
+
+def test_sizes_of_another_weight_are_told():
+    layout = {"weight": (torch.int8, (4, 2)), "weight_scale": (torch.half, (4, 1)), "input_scale": (torch.half, (1,))}
+    assert misfits(good(), layout) == ["weight", "weight_scale"]
+    assert misfits(good(), LAYOUT) == misfits(faulty("weight", torch.zeros(2, 4)), LAYOUT) == []

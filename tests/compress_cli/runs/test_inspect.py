@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,17 @@ def test_a_linear_that_is_not_whole_is_a_warning(
     assert suffix in warning or "is missing or no matrix" in warning
     assert shown.totals.rest_bytes + sum(row.bytes for row in shown.layers) == shown.totals.bytes
     assert shown.totals.packed_layers >= 13
+
+
+@pytest.mark.parametrize("recipe", [Recipe(group_size=32), BITMAP, replace(BITMAP, sparse_layout="three-layer")])
+def test_a_shape_that_nothing_fits_is_the_one_to_blame(model: Path, tmp_path: Path, recipe: Recipe) -> None:
+    quantize(str(model), tmp_path / "out", recipe)
+    file, name = tmp_path / "out" / "model.safetensors", "model.layers.1.mlp.down_proj.weight_shape"
+    tensors = load_file(file)
+    tensors[name] = tensors[name].flip(0)
+    save_file(tensors, file, metadata={"format": "pt"})
+    (warning,) = inspect(tmp_path / "out").warnings
+    assert warning.startswith(f"{name}: says [96, 64], which does not fit weight_")
 
 
 def test_no_model_directory(tmp_path: Path) -> None:
