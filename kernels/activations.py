@@ -70,8 +70,9 @@ def _scale(x: Tensor, activation: Activation, given: Tensor | None) -> Tensor:
 
 
 def _power(amax: Tensor, highest: float) -> Tensor:
-    """Powers of two of a block's largest magnitude, from 1.75 times a power on of the next one ("even")."""
+    """Powers of two of a block's largest magnitude, from 1.75 times a power on of the next one ("even"), or NaN."""
     below = power_below(amax)
     nearest = torch.where(amax >= 1.75 * below, 2 * below, below)
     least = 2.0**-127
-    return (nearest / power_below(torch.tensor(highest)).item()).clamp(min=least).masked_fill(amax == 0, least)
+    scale = (nearest / power_below(torch.tensor(highest)).item()).clamp(min=least).masked_fill(amax == 0, least)
+    return scale.masked_fill(~amax.isfinite(), torch.nan)  # whose exponent means nothing

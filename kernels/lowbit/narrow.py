@@ -13,11 +13,17 @@ from torch import Tensor
 
 from .layout import BLOCK
 
+_PIECE = 4  # scales in 16 bytes
 _INPUT = (2, 2, 2, 2, 4, 2)
 """How the number of an input within a block falls into digits: piece of codes, matrix step (two digits), half of its
 columns, lane of four, column of two."""
 _PLACE = (0, 3, 2, 4, 5, 1)
 """The digit of the input that each digit of its place is: matrix step (two), half of its columns, lane, byte (two)."""
+
+
+def pitch(tokens: int) -> int:
+    """The length of a row of scales of tokens, one for 128 inputs: whole pieces of 16 bytes, as kernels fetch them."""
+    return (tokens + _PIECE - 1) // _PIECE * _PIECE
 
 
 def shuffled(x: Tensor) -> Tensor:

@@ -34,8 +34,7 @@ def _quantize(
     if GIVEN:
         scale = rounded(tl.load(given_ptr).to(tl.float32), HALF, BRAIN)
     else:
-        bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # which order as magnitudes do, NaN above all
-        peak = tl.cast(tl.max(bits, 0), tl.float32, bitcast=True)
+        peak = largest(x, 0)
         scale = rounded(peak / (448.0 if FLOATING else 127.5), HALF, BRAIN)
         scale = tl.where(scale == 0, tiny, scale)
         scale = tl.where(peak == peak, scale, peak)
@@ -54,6 +53,13 @@ def _quantize(
         q = (q + 12582912.0) - 12582912.0  # 1.5 * 2^23: the sum has no room for a fraction, so halves go to even
         tl.store(codes_ptr + token * K + k, q.to(tl.int8), mask=k < K)
     tl.store(scale_ptr + token, scale)
+
+
+@triton.jit
+def largest(x, AXIS: tl.constexpr):
+    """The largest magnitude of float32 `x` along an axis, NaN where there is one."""
+    bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF  # which order as magnitudes do, NaN above all
+    return tl.cast(tl.max(bits, AXIS), tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...formats.float_grids import E2M1, E4M3
 from ...formats.grids import INT4, INT8
-from .triton_quantize import on_grid, rounded
+from .triton_quantize import largest, on_grid, rounded
 
 GRIDS = {grid.name: grid for grid in (INT4, INT8, E2M1, E4M3)}
 MANTISSAS = {"e2m1": (1, 0), "e4m3": (3, -6)}
@@ -39,7 +39,7 @@ def _round(
         gdc_launch_dependents()
         gdc_wait()
     x = tl.reshape(tl.load(x_ptr + place, mask=k < K, other=0).to(tl.float32), (WIDTH // SPAN, SPAN))
-    amax = tl.max(tl.abs(x), 1)
+    amax = largest(x, 1)
     if SCALES == 1:  # the power of two below, or the next one from 1.75 times it on
         below = (amax.to(tl.uint32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         scale = tl.where(amax >= 1.75 * below, 2.0 * below, below) * reach_power
@@ -61,7 +61,9 @@ def _round(
         q = (q + 12582912.0) - 12582912.0  # halves to even
     else:
         q = on_grid(q, MANTISSA, LEAST)
-    y = tl.reshape(rounded(q * scale[:, None], HALF, BRAIN), (WIDTH,))
+    y = rounded(q * scale[:, None], HALF, BRAIN)
+    y = tl.where((amax == amax)[:, None], y, amax[:, None])  # a minimum or a maximum would have lost NaN
+    y = tl.reshape(y, (WIDTH,))
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=k < K)
 
 

@@ -129,3 +129,15 @@ def test_blocks_saturate_where_the_global_scale_leaves_no_room(dtype):
     x = torch.full((1, 16), 100.0, dtype=dtype)
     clipped = quantize_activation(x, SCHEMES["NVFP4"].activation, torch.tensor([448 * 6 / 50.0]))
     assert torch.allclose(clipped.float(), torch.tensor(50.0), rtol=0.01)
+
+
+@pytest.mark.parametrize("name", ["MXFP4", "MXFP8", "NVFP4", "W8A8", "FP8_BLOCK"])
+def test_nan_is_not_hidden(name: str) -> None:
+    x, given = torch.ones(2, 256), None
+    x[1, 200] = torch.nan
+    activation = SCHEMES[name].activation
+    if activation.global_scale:
+        given = torch.tensor([64.0])
+    seen = quantize_activation(x, activation, given)
+    assert seen[0].isfinite().all()
+    assert seen[1].isnan().sum() == (activation.group_size or 256)

@@ -64,3 +64,7 @@ def test_values_are_those_of_the_reference(name: str) -> None:
 def test_numbers_that_are_not_coded_are_themselves() -> None:
     x = torch.randn(2, 128).bfloat16()
     assert torch.equal(narrow.values(x, None, 4), x.double())
+
+
+def test_rows_of_scales_are_whole_pieces() -> None:
+    assert [narrow.pitch(tokens) for tokens in (0, 1, 4, 5, 129)] == [0, 4, 4, 8, 132]

@@ -44,3 +44,17 @@ def test_a_scale_a_token_in_the_order_of_4_bit_weights(device, dtype, grid) -> N
     expected, scales = activation_codes(x, Activation(grid))
     assert torch.equal(natural(codes).to(dtype), expected)
     assert torch.equal(scale, scales.float().view(-1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [0, 128])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_shows_in_the_scale(device, dtype, group, bad) -> None:
+    x = tokens(dtype)
+    x[0, 200] = bad
+    kind = Activation(INT8, "group", group_size=group) if group else Activation(INT8)
+    expected = activation_codes(x, kind)[1].float().flatten(1)
+    scale = quantize(x.to(device), group, False)[1].cpu()
+    found = scale[:, :6].T if group else scale.view(-1, 1)
+    assert not torch.isfinite(expected[0]).all()
+    assert torch.equal(found.nan_to_num(-1), expected.nan_to_num(-1))

@@ -28,3 +28,16 @@ def test_the_reference_agrees(device, name: str, dtype: torch.dtype) -> None:
         given = torch.tensor([64.0], device=device)
     kind = (activation.grid.name, activation.group_size or 0, activation.scale_grid is not None)
     assert torch.equal(quantize(x, *kind, given), quantize_activation(x, activation, given))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_takes_its_group_with_it(device, name: str, dtype: torch.dtype) -> None:
+    activation = SCHEMES[name].activation
+    x = torch.randn(2, 384, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    x[1, 200] = torch.nan
+    given = torch.tensor([64.0], device=device) if activation.global_scale else None
+    kind = (activation.grid.name, activation.group_size or 0, activation.scale_grid is not None)
+    lost = quantize(x, *kind, given).isnan()
+    assert torch.equal(lost, quantize_activation(x, activation, given).isnan())
+    assert lost.sum() == (activation.group_size or 384)
