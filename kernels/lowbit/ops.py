@@ -2,7 +2,7 @@
 
 `compress_llm::linear`, `compress_llm::narrow_linear` and `compress_llm::mixed_linear` take a weight in fragment order
 apart into tensors and numbers, which is what an operator may be given; `compress_llm::quantize_tokens` and
-`compress_llm::quantize_blocks` make the 8-bit activations.
+`compress_llm::quantize_blocks` make the 8-bit activations, `compress_llm::round_inputs` 16-bit ones of few values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..activations import activation_codes, quantize_activation
 from ..registry import Problem, pick
 from .cuda_quantize import quantize as cuda_quantize
 from .layout import BLOCK, Arranged
-from .narrow import shuffled
+from .narrow import pitch, shuffled
 from .product import as_multiplied, is_mixed, product
 
 
@@ -149,22 +149,22 @@ def _quantizer(x: Tensor, floating: bool) -> str:
 @torch.library.custom_op("compress_llm::quantize_blocks", mutates_args=())
 def quantize_blocks(x: Tensor, group: int, floating: bool) -> tuple[Tensor, Tensor]:
     """x [M, in] as codes [M, in], int8 or float8_e4m3fn, and float32 scales: see `triton_quantize_blocks.quantize`."""
-    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+    if _quantizer(x, floating) != "reference":
         from .triton_quantize_blocks import quantize
 
         return quantize(x.contiguous(), group, floating, torch.cuda.get_device_capability(x.device) >= (9, 0))
     grid = E4M3 if floating else INT8
     kind = Activation(grid, "group", group_size=group) if group else Activation(grid)
     codes, scale = activation_codes(x, kind)
-    codes, scale = codes.to(_narrow(floating)).view(x.shape), scale.float().view(x.shape[0], -1)
+    codes, scale = codes.to(_narrow(floating)).view(x.shape), scale.float().flatten(1)
     if group == 0:
         return shuffled(codes), scale.view(-1)
-    return codes, pad(scale, (0, 0, 0, -x.shape[0] % 4)).T.contiguous()
+    return codes, pad(scale, (0, 0, 0, pitch(x.shape[0]) - x.shape[0])).T.contiguous()
 
 
 @quantize_blocks.register_fake
 def _(x: Tensor, group: int, floating: bool) -> tuple[Tensor, Tensor]:
-    size = (x.shape[1] // group, (x.shape[0] + 3) // 4 * 4) if group else (x.shape[0],)
+    size = (x.shape[1] // group, pitch(x.shape[0])) if group else (x.shape[0],)
     return torch.empty_like(x, dtype=_narrow(floating)), x.new_empty(size, dtype=torch.float32)
 
 

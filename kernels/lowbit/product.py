@@ -68,22 +68,24 @@ def product(
     """x [M, in] weight^T + bias as [M, out] in `dtype`.
 
     `x` is of `dtype`, or int8 or float8_e4m3fn with `token_scale` float32 where the weight wants that: [M], or [blocks,
-    M to the next multiple of four] where it has scales of blocks itself. `pdl` lets a kernel start before its
-    predecessor in the stream has finished. Raises InputError for an implementation that is asked for and cannot run,
-    and for a dtype that a GPU's kernels do not have the weight in.
+    `narrow.pitch(M)`] where it has scales of blocks itself. `pdl` lets a kernel start before its predecessor in the
+    stream has finished. Raises InputError for an implementation that is asked for and cannot run, and for a dtype that
+    a GPU's kernels do not have the weight in.
     """
     name = picked(weight, x.shape[0], dtype, asked).name
     scales = weight.scales
     if name != "reference" and scales is not None and scales.dtype in WIDE - {dtype}:
         cause = f"the weights were arranged for {scales.dtype}"
         raise InputError(f"activations of {dtype}", cause, "load the model with the dtype it is to run in")
+    if x.shape[0] == 0:
+        return x.new_empty(0, weight.out_features, dtype=dtype)
     x, bias = x.contiguous(), None if bias is None else bias.to(dtype)
-    if name == "cuda" and x.shape[0] > 0:
+    if name == "cuda":
         y = torch.empty(x.shape[0], weight.out_features, dtype=dtype, device=x.device)
         with torch.cuda.device(x.device):
             run(x, weight, y, configuration(weight, x.shape[0], x.device), bias, token_scale, pdl)
         return y
-    if name == "triton" and x.shape[0] > 0:
+    if name == "triton":
         from . import triton_gemm, triton_narrow
 
         if token_scale is not None:

@@ -73,8 +73,10 @@ def product(
     if name != "reference" and weight.dtype != x.dtype:
         cause = f"the weights are stored for {weight.dtype}"
         raise InputError(f"activations of {x.dtype}", cause, "load the model with the dtype it is to run in")
+    if x.shape[0] == 0:
+        return x.new_empty(0, weight.out_features)
     x, bias = x.contiguous(), None if bias is None else bias.to(x.dtype)
-    if name == "reference" or x.shape[0] == 0:
+    if name == "reference":
         return reference(x, weight, bias)
     if isinstance(weight, ThreeLayer):
         with torch.cuda.device(x.device):

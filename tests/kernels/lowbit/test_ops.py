@@ -9,7 +9,8 @@ from compress_llm.formats.float_grids import E2M1, E4M3, E8M0
 from compress_llm.formats.grids import INT8
 from compress_llm.formats.scheme import Activation
 from compress_llm.kernels.activations import activation_codes, quantize_activation
-from compress_llm.kernels.lowbit import ops, product
+from compress_llm.kernels.lowbit import ops, product, triton_quantize_blocks
+from compress_llm.kernels.lowbit.configs import NARROW_TOKENS
 from compress_llm.kernels.registry import Pick, Problem
 
 
@@ -36,6 +37,24 @@ def test_tokens_are_quantised_by_what_multiplies_them(monkeypatch: pytest.Monkey
     assert (problem.tokens, problem.in_features, problem.dtype, problem.narrow) == (2, 96, torch.float16, True)
     monkeypatch.setattr(ops, "pick", lambda problem: Pick("reference", ""))
     assert ops.quantize_tokens(torch.zeros(2, 96).half(), None, False)[0].count_nonzero() == 0
+
+
+def test_blocks_are_quantised_by_what_multiplies_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = torch.ones(2, 128, dtype=torch.int8), torch.ones(1, 4)
+    monkeypatch.setattr(triton_quantize_blocks, "quantize", lambda *given: made)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda place: (9, 0))
+    for name, expected in (("cuda", 256), ("triton", 256), ("reference", 0)):
+        monkeypatch.setattr(ops, "pick", lambda problem, name=name: Pick(name, ""))
+        assert ops.quantize_blocks(torch.zeros(2, 128).half(), 128, False)[0].count_nonzero() == expected
+
+
+@pytest.mark.parametrize("floating", [False, True])
+def test_no_tokens_have_no_codes(block_sample, floating) -> None:
+    x = torch.zeros(0, 256).half()
+    assert [part.shape for part in ops.quantize_blocks(x, 128, floating)] == [(0, 256), (2, 0)]
+    assert [part.shape for part in ops.quantize_blocks(x, 0, floating)] == [(0, 256), (0,)]
+    assert [part.shape for part in ops.quantize_tokens(x, None, floating)] == [(0, 256), (0,)]
+    assert ops.apply(x.view(3, 0, 256), block_sample(136, 256, floating).arranged, None).shape == (3, 0, 136)
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -90,20 +109,20 @@ def test_scaled_blocks(block_sample, error, floating) -> None:
 
 
 @pytest.mark.parametrize("grid", [INT8, E4M3])
-@pytest.mark.parametrize("tokens", [64, 65])
+@pytest.mark.parametrize("tokens", [NARROW_TOKENS - 1, NARROW_TOKENS])
 def test_many_tokens_are_multiplied_as_8_bit_numbers(sample, error, grid, tokens, monkeypatch) -> None:
     seen: list[bool] = []
 
     def picked(weight, *given) -> Pick:  # as if a GPU were here, which computes nothing
         seen.append(weight.narrow)
-        return Pick("cuda" if tokens > 64 and len(seen) == 1 else "reference", "")
+        return Pick("cuda" if tokens == NARROW_TOKENS and len(seen) == 1 else "reference", "")
 
     weight, x = sample(72, 256, 4, 128), torch.randn(tokens, 256).half()
     given = (x, weight.arranged.codes, weight.arranged.scales, None, 72, grid is E4M3)
     torch.library.opcheck(torch.ops.compress_llm.mixed_linear, given, test_utils=("test_schema", "test_faketensor"))
     monkeypatch.setattr(product, "picked", picked)
     y = ops.apply(x, weight.arranged, None, Activation(grid))
-    assert seen[-1] == (tokens > 64)
+    assert seen[-1] == (tokens == NARROW_TOKENS)
     codes, unit = activation_codes(x, Activation(grid))
     assert error(y, (codes.double() * unit.double()) @ weight.exact.T) < 1e-3
 
