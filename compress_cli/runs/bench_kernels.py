@@ -92,7 +92,7 @@ class Measured(Protocol):
 
 
 class Weights:
-    """Copies of one random weight of integer codes."""
+    """Copies of one random weight of codes, integers or floating-point numbers. A `Measured`."""
 
     def __init__(self, scheme: Scheme, shape: tuple[int, int], device: torch.device, dtype: torch.dtype) -> None:
         self.scheme, self.shape, self.dtype, self.device = scheme, shape, dtype, device

@@ -11,8 +11,7 @@ typedef long long i64;
 #define DEVICE __device__ __forceinline__
 struct alignas(16) Quad { u32 x, y, z, w; };
 
-
-// ---- global memory ----
+// ---- shared memory ----
 DEVICE u32 shared(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 template <int N> struct Words { u32 at[N]; };
 template <int N> DEVICE Words<N> load(u32 from) {  // N words of shared memory, N in {1, 2, 4}

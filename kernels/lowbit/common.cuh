@@ -1,4 +1,4 @@
-// Shared by every kernel of this folder, after cuda/device.cuh: the code -> number conversions.
+// Shared by decode.cu and gemm.cu, after cuda/device.cuh: the code -> number conversions.
 // A source is specialised by these macros, set by its launcher, and HALF, the type of the output:
 //   NARROW  1 = 8-bit activations, 0 = activations of the output's type
 //   BITS  4 or 8, width of a weight code;  FLOATING  1 = codes are E2M1 or E4M3, scales bytes (floats.py), 0 = integers

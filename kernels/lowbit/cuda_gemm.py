@@ -88,9 +88,9 @@ def gemm(
     arrivals: Tensor | None,
     pdl: bool,
 ) -> None:
-    """y [M, out] = x [M, in] weight^T (+ bias): `x` of y's dtype, or 8-bit with `token_scale` float32 [M].
+    """y [M, out] = x [M, in] weight^T (+ bias): `x` of y's dtype, or 8-bit with `token_scale` float32.
 
-    Of weights with scales of blocks it is [blocks, M to the next multiple of four].
+    `token_scale` is [M], or [blocks, `narrow.pitch(M)`] for a weight with scales of blocks.
 
     Rows of `x` are contiguous, 16-byte aligned and a multiple of 16 bytes long. `arrivals` int32, zero before and
     after, `config.counters` long: tiles made in parts count them there.

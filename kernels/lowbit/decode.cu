@@ -11,7 +11,6 @@ constexpr int PARTIAL = TILES * WARPS * NT * 32;
 constexpr int AHEAD = (PAIRS - 1 + DEPTH) / PAIRS;  // blocks of inputs that the ring is ahead, at most
 static_assert(DEPTH <= 2 * PAIRS, "the first copies reach the second round at most");
 static_assert(DEPTH > 1 && (!COUNTED || DEPTH <= XSTAGES * PAIRS), "x must arrive with the weights that meet it");
-
 static_assert(!SPREAD || (FLOATING && GROUPED && NT == 1 && (NG == 4 || NG == 8)), "eight columns are eight steps");
 
 // ---- x ----

@@ -16,7 +16,6 @@ TILES = (16, 32, 40, 48, 64)
 """Tokens that a block may take."""
 _BANDS = 4  # to a group of warps
 _MOST_SUMS = (64, 160)  # that a thread has registers for: of 16 warps, of 8
-_MOST_DYNAMIC = (227 << 10) - 2048  # bytes of shared memory a block may ask for beside what the kernel declares
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def configuration(weight: Bitmap, tokens: int) -> BatchConfig:
     run = min(2, cut.warps) if roomy else 1
     ways = min(4 // run, -(-cut.warps // run))
     two = BatchConfig(tile, ways, run, 2)
-    return two if two.shared_bytes() <= _MOST_DYNAMIC else BatchConfig(tile, ways, run, 1)
+    return two if two.shared_bytes() <= cuda_source.MOST_DYNAMIC else BatchConfig(tile, ways, run, 1)
 
 
 def macros(weight: Bitmap, config: BatchConfig) -> dict[str, int]:

@@ -16,6 +16,8 @@ from .layout import RING, Bitmap
 _FOLDER = Path(__file__).parent
 RING_BYTES = RING * 2048 + 256
 """Shared memory of a warp's ring."""
+MOST_DYNAMIC = (227 << 10) - 2048
+"""Bytes of shared memory a block may ask for beside what the kernels declare."""
 _WALKS = {"three_layer": "layers.cuh", "three_layer_unpack": "layers.cuh"}
 """How a kernel's warps go through the weight, where it is not stream.cuh."""
 
@@ -35,7 +37,7 @@ class _Weights(ctypes.Structure):
 
 
 class _Output(ctypes.Structure):
-    """`struct Output` of stream.cuh."""
+    """`struct Output` of tokens.cuh."""
 
     _fields_ = [("y", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("tokens", ctypes.c_int)]
 

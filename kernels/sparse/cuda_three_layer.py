@@ -13,7 +13,6 @@ from .three_layer import PIECES, SLOTS, TILE_BYTES, ThreeLayer
 
 MOST_TOKENS = 16
 MOST_STAGES = 3
-_MOST_SHARED = (227 << 10) - 2048  # bytes a block may ask for beside its barriers
 
 
 class _Layers(ctypes.Structure):
@@ -31,7 +30,7 @@ class _Layers(ctypes.Structure):
 def variant(weight: ThreeLayer) -> dict[str, int]:
     """The macros that specialise the kernels for `weight`; as many stages as there is memory for."""
     cut = weight.cut
-    room = (_MOST_SHARED // cut.warps - 2 * SLOTS) // TILE_BYTES
+    room = (cuda_source.MOST_DYNAMIC // cut.warps - 2 * SLOTS) // TILE_BYTES
     return {
         "WARPS": cut.warps,
         "GROUPS": cut.groups,

@@ -2,7 +2,7 @@
 //
 // The copy engine brings the tiles, STAGES of them ahead. The warp turns a tile, where it lies, into two 2:4 operands:
 // values that were moved into empty slots leave these for their own, in the second operand, and so do the remaining ones.
-// Macros: WARPS, GROUPS, TILES (the cut, STEPS tiles of 256 inputs along K), STAGES; HALF, the type of the numbers.
+// Macros: WARPS, GROUPS, TILES (the cut, STEPS tiles of 256 inputs along K), STAGES.
 constexpr int SLOT_BYTES = 4096, PAIRS_AT = SLOT_BYTES, STARTS_AT = 4608, MOVES_AT = 4736, TILE_BYTES = 5248;
 constexpr int PITCH = STAGES * TILE_BYTES + SLOT_BYTES;  // shared memory of a warp
 constexpr int STEPS = GROUPS / 4, COUNT = STEPS * TILES, BAND = TILES * 16;

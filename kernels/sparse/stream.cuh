@@ -4,7 +4,7 @@
 // table says when lanes change columns and when another chunk must have arrived. The first 256 bytes of the ring are
 // there twice, at its end too, so that a look at three rows never wraps.
 // Macros: WARPS, GROUPS, TILES, TOGETHER, UNROLL (the cut), HEAD, RING; RUN, streams that a warp goes through one after the
-// other, neighbours along K, each with a ring of its own; HALF, the type of the numbers.
+// other, neighbours along K, each with a ring of its own.
 constexpr int CHUNK = 2048, RING_BYTES = RING * CHUNK, MIRROR = 256, PITCH = RING_BYTES + MIRROR;
 constexpr int WINDOW = 2;                          // chunks in use at a time
 constexpr int SETS = (TILES + TOGETHER - 1) / TOGETHER, SET_BLOCKS = GROUPS / UNROLL, BLOCKS = SETS * SET_BLOCKS;

@@ -1,6 +1,6 @@
 // A handful of tokens in a kernel whose warps share K: x as matrix operands take it, sums that meet, the result.
 //
-// Comes after cuda/device.cuh. Macros: EXACT, 1 where the inputs need no bounds; HALF, the type of the numbers.
+// Comes after cuda/device.cuh. Macro: EXACT, 1 where the inputs need no bounds.
 struct Output { u16* y; const u16* bias; int tokens; };
 
 template <int EIGHTS> struct Tokens {  // a lane's share of x for 64 inputs: of each eight tokens, one token's two pieces
