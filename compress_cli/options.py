@@ -97,5 +97,5 @@ kernel = click.option(
     metavar="NAME",
     expose_value=False,
     callback=_prefer,
-    help="Run products by this implementation or fail; `doctor` lists them.  [default: $COMPRESS_KERNEL, else the best]",
+    help="Run products by this implementation or fail; doctor lists them.  [default: $COMPRESS_KERNEL or the best]",
 )
