@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @options.reference
 @click.option("--tune", "search", is_flag=True, help="First search faster configurations for this GPU, and keep them.")
 @options.device
+@options.kernel
 @options.reporting
 def command(directory: str | None, console: Console, group_size: str | None, **flags: Any) -> None:
     """Time products with packed weights against dense bfloat16 ones, and check them.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .console import Console
-from .options import Command, reporting
+from .options import Command, kernel, reporting
 from .units import size_text
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command("doctor", cls=Command)
+@kernel
 @reporting
 def command(console: Console) -> None:
     """Show versions, devices, which kernel each scheme would run on, and why not a faster one.

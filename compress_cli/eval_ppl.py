@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 @click.option("--check", type=options.Place(), metavar="FILE", help="Exit 1 if worse than this baseline.")
 @click.option("--tolerance", type=float, help="Relative loss that passes.  [default: the baseline's, else 0.01]")
 @options.device
+@options.kernel
 @click.option("--dtype", help="float32, bfloat16, float16 or float64.  [default: float32 on CPU, the model's on GPU]")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the model.")
 @options.reporting

@@ -89,3 +89,19 @@ dataset = click.option(
     metavar="SOURCE",
     help="embedded, a .txt, .raw, .jsonl or .parquet file, or a directory saved by datasets.",
 )
+
+
+def _prefer(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        from ..kernels.registry import prefer
+
+        ctx.with_resource(prefer(value))
+
+
+kernel = click.option(
+    "--kernel",
+    metavar="NAME",
+    expose_value=False,
+    callback=_prefer,
+    help="Run products by this implementation or fail; doctor lists them.  [default: $COMPRESS_KERNEL or the best]",
+)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 @click.command("verify", cls=options.Command)
 @click.argument("directory", metavar="DIR")
 @options.reference
+@options.kernel
 @options.reporting
 def command(directory: str, reference: str | None, console: Console) -> None:
     """Check that DIR, an output of quantize, is bit for bit what its report says.

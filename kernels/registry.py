@@ -3,14 +3,15 @@
 An operation is the product with one kind of packed weight. It has implementations in the order of preference: `cuda`
 (CUDA C++), `triton`, `scaled` (Triton, microscaled operands as they lie), `three-layer` (CUDA C++, sparse weights in
 another layout), `reference` (plain torch, always last and always able). The first one that can is picked;
-`COMPRESS_KERNEL`, or a name given by the caller, asks for one by name, and then it runs or the call fails: nothing
-falls back silently. The pick and every reason are data, for `compress doctor` and `compress bench`.
+A name given by the caller, `prefer`, or `COMPRESS_KERNEL` asks for one by name, and then it runs or the call fails:
+nothing falls back silently. The pick and every reason are data, for `compress doctor` and `compress bench`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from ..formats.errors import InputError, nearest
 
 VARIABLE = "COMPRESS_KERNEL"
 THREE_LAYER = "three-layer"
+_preferred: list[str] = []
 Sparse = Literal["no", "any", "bitmap", "three-layer"]
 """The layout of a weight that is sparse and not rounded: "any" where it is in none yet, "no" for other weights."""
 
@@ -68,11 +70,30 @@ class Pick:
     others: Mapping[str, str] = field(default_factory=dict)
 
 
+@contextmanager
+def prefer(name: str | None) -> Iterator[None]:
+    """Within it every pick is the implementation of that name, whatever $COMPRESS_KERNEL says; None changes nothing.
+
+    Raises InputError for a name that does not exist.
+    """
+    if name is None:
+        yield
+        return
+    _known(name, f"kernel '{name}'")
+    _preferred.append(name)
+    try:
+        yield
+    finally:
+        _preferred.pop()
+
+
 def pick(problem: Problem, asked: str | None = None) -> Pick:
-    """The implementation for `problem`: the one `asked` for, else the one $COMPRESS_KERNEL names, else the first fit.
+    """The implementation for `problem`: the one `asked` for, or preferred, or named by $COMPRESS_KERNEL, or the first fit.
 
     Raises InputError for a name that does not exist, and for one that cannot run the problem.
     """
+    if asked is None and _preferred:
+        asked = _preferred[-1]
     if asked is not None:
         return _pick(problem, asked, f"kernel '{asked}'")
     named = os.environ.get(VARIABLE) or None
@@ -83,8 +104,7 @@ def pick(problem: Problem, asked: str | None = None) -> Pick:
 def _pick(problem: Problem, asked: str | None, key: str) -> Pick:
     reasons = {item.name: item.misfit(problem) for item in IMPLEMENTATIONS}
     if asked is not None:
-        if asked not in reasons:
-            raise InputError(key, "no kernel implementation has this name", nearest(asked, reasons))
+        _known(asked, key)
         if (misfit := reasons[asked]) is not None:
             raise InputError(key, f"it cannot run here ({misfit})", "name another implementation, or none")
         return Pick(
@@ -93,6 +113,12 @@ def _pick(problem: Problem, asked: str | None, key: str) -> Pick:
     chosen = next(name for name, misfit in reasons.items() if misfit is None)
     others = {name: why or f"{chosen} is preferred" for name, why in reasons.items() if name != chosen}
     return Pick(chosen, "the first that can run here", others)
+
+
+def _known(name: str, key: str) -> None:
+    names = [item.name for item in IMPLEMENTATIONS]
+    if name not in names:
+        raise InputError(key, "no kernel implementation has this name", nearest(name, names))
 
 
 def _no_cuda(problem: Problem) -> str | None:

@@ -99,6 +99,7 @@ def _decode(weight: Arranged, tokens: int, processors: int) -> DecodeConfig:
         counted=counted,
         unit=2 if 2 * -(-tiles // (2 * blocks)) <= most else 1,
         grid=processors,
+        paired=int(tokens == 1),
     )
     while config.depth > 2 and config.shared_bytes(weight, tokens) > MOST_DYNAMIC:
         config = replace(config, depth=config.depth - 1)

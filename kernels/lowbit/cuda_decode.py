@@ -34,7 +34,7 @@ class DecodeConfig:
     unit: int = 1
     grid: int = 132
     spread: int = 1
-    paired: int = 1
+    paired: int = 0
 
     def shared_bytes(self, weight: Arranged, tokens: int) -> int:
         """Dynamic shared memory of a block."""

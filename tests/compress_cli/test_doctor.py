@@ -18,6 +18,15 @@ def test_page_names_versions_and_kernels() -> None:
     assert "compressed-tensors" in done.stdout
 
 
+def test_a_kernel_asked_for_is_reported_or_refused() -> None:
+    done = CliRunner().invoke(cli, ["doctor", "--kernel", "reference", "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert {row["picked"] for row in json.loads(done.stdout)["kernels"]} == {"reference"}
+    wrong = CliRunner().invoke(cli, ["doctor", "--kernel", "fast"])
+    assert wrong.exit_code == 2
+    assert wrong.stderr.startswith("Error: kernel 'fast': no kernel implementation has this name; use one of cuda")
+
+
 def test_json_and_the_exit_code_of_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "requires", lambda name: ["no-such-package>=7"])
     monkeypatch.setattr(doctor, "_version", {doctor.DISTRIBUTION: "1"}.get)

@@ -10,7 +10,7 @@ import torch
 from compress_llm.formats.errors import InputError
 from compress_llm.kernels import registry
 from compress_llm.kernels.cuda import nvrtc
-from compress_llm.kernels.registry import Problem, pick
+from compress_llm.kernels.registry import Problem, pick, prefer
 
 
 def problem(device="cuda", capability=(9, 0), dtype=torch.bfloat16, columns=4096, narrow=False) -> Problem:
@@ -34,6 +34,18 @@ def test_preference_and_reasons() -> None:
     assert pick(problem(columns=4104)).name == "cuda"
     assert pick(problem(columns=4104, narrow=True)).name == "triton"
     assert "float32" in pick(problem(dtype=torch.float32)).others["triton"]
+
+
+def test_what_is_preferred_runs_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(registry.VARIABLE, "reference")
+    with prefer("triton"):
+        assert (pick(problem()).name, pick(problem(), "cuda").name) == ("triton", "cuda")
+        with pytest.raises(InputError, match="kernel 'triton': it cannot run here"):
+            pick(problem(device="cpu"))
+    with prefer(None):
+        assert pick(problem()).name == "reference"
+    with pytest.raises(InputError, match="use one of cuda, triton"), prefer("fast"):
+        pass
 
 
 def test_8_bit_floating_point_numbers_need_a_gpu_that_multiplies_them() -> None:
