@@ -26,7 +26,7 @@ from compress_llm.compress_cli.runs.timing import interleaved, limits
 from compress_llm.kernels.sparse.cuda_decode import MOST_TOKENS
 
 TOKENS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
-MOST_BATCH = 256
+MOST_DECODE, MOST_BATCH = 4 * MOST_TOKENS, 256
 
 
 def two_of_four_calls(weights: SparseWeights, x: torch.Tensor) -> list[Callable[[], object]]:
@@ -50,7 +50,7 @@ def two_of_four_us(weights: SparseWeights, x: torch.Tensor) -> float:
 def every_kernel_us(weights: SparseWeights, x: torch.Tensor) -> dict[str, float]:
     """Microseconds of each CUDA kernel that takes so many tokens, and of the dense product in turn with them."""
     candidates: dict[str, list[Callable[[], object]]] = {}
-    for name, most in (("decode", MOST_TOKENS), ("batch", MOST_BATCH), ("dense", x.shape[0])):
+    for name, most in (("decode", MOST_DECODE), ("batch", MOST_BATCH), ("dense", x.shape[0])):
         if x.shape[0] <= most:
             candidates[name] = [*weights.products(x, route=name)]
     candidates["cuBLAS"] = [lambda dense=dense: functional.linear(x, dense) for dense in weights.dense]
