@@ -88,7 +88,7 @@ def prefer(name: str | None) -> Iterator[None]:
 
 
 def pick(problem: Problem, asked: str | None = None) -> Pick:
-    """The implementation for `problem`: the one `asked` for, or preferred, or named by $COMPRESS_KERNEL, or the first fit.
+    """The implementation for `problem`: the one `asked` for, preferred, named by $COMPRESS_KERNEL, or the first fit.
 
     Raises InputError for a name that does not exist, and for one that cannot run the problem.
     """
