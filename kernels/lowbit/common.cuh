@@ -7,7 +7,7 @@
 //   ZERO  0 = symmetric, 1 = integer zeros in a byte (two rows' nibbles), 2 = zeros in the activations' type
 #pragma once
 constexpr int CHUNKS = BITS / 2;       // 16-byte pieces a lane holds of a 16 x 128 tile of codes
-constexpr int STEPS = NARROW ? 4 : 8;          // matrix instructions along a block
+constexpr int STEPS = NARROW ? 4 : 8;  // matrix instructions along a block
 constexpr int SCALES = NARROW ? (BITS == 4 ? 32 : 0) : !FLOATING ? 32 * NG : GROUPED ? 16 * NG : 0;  // bytes of scales of a tile and block
 template <bool B, class T, class F> struct Pick { typedef T type; };
 template <class T, class F> struct Pick<false, T, F> { typedef F type; };
