@@ -42,7 +42,7 @@ def command(directory: str | None, console: Console, group_size: str | None, **f
     wrong = [_name(cell) for cell in result.kernels if not cell.passed]
     if wrong:
         raise GateFailed(
-            "kernels", f"wrong results for {', '.join(wrong)}", "set COMPRESS_KERNEL=triton, and report it"
+            "kernels", f"wrong results for {', '.join(wrong)}", "use --kernel triton, and report it"
         )
 
 
