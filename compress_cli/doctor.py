@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def command(console: Console) -> None:
     """Show versions, devices, which kernel each scheme would run on, and why not a faster one.
 
-    Exits with 1 when a package that is needed is missing or has a version that does not fit.
+    Exits with 1 when a package that is needed is missing or has a version that does not fit, or COMPRESS_KERNEL
+    asks for what cannot run here.
     """
     from ..formats.errors import GateFailed
     from .runs.doctor import diagnose
@@ -28,7 +29,7 @@ def command(console: Console) -> None:
     diagnosis = diagnose()
     console.result(diagnosis, lambda: _show(diagnosis, console))
     if diagnosis.problems:
-        raise GateFailed("packages", f"{len(diagnosis.problems)} missing or unfit", "install what the problems name")
+        raise GateFailed("this machine", f"problems found: {len(diagnosis.problems)}", "do what each of them says")
 
 
 def _show(diagnosis: Diagnosis, console: Console) -> None:

@@ -33,7 +33,10 @@ def command(directory: str, reference: str | None, console: Console) -> None:
     failed = [item.name for item in result.checks if not item.passed]
     if failed:
         cause = f"{len(failed)} of {len(result.checks)} checks failed ({', '.join(failed)})"
-        raise GateFailed(directory, cause, "copy it again from where it is whole, or quantize again")
+        fix = "copy it again from where it is whole, or quantize again"
+        if "source" in failed:
+            fix = "name the model that it was made from as --reference, or quantize again"
+        raise GateFailed(directory, cause, fix)
 
 
 def _show(console: Console, result: Verification) -> None:

@@ -95,8 +95,11 @@ def publish(temporary: Path, file: Path) -> None:
 def write_atomically(file: Path, data: bytes) -> None:
     """Replace the content of `file` by `data`, on the disk when this returns."""
     temporary = file.with_name(file.name + TEMPORARY)
-    temporary.write_bytes(data)
-    publish(temporary, file)
+    try:
+        temporary.write_bytes(data)
+        publish(temporary, file)
+    finally:
+        remove(temporary)  # nothing half written stays behind
 
 
 def remove(path: Path) -> None:

@@ -25,7 +25,8 @@ class CompressError(Exception):
         self.key, self.cause, self.fix = key, cause, fix
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.cause}; {self.fix}."
+        cause = " ".join(self.cause.split())  # what other libraries say may have lines
+        return f"{self.key}: {cause}; {self.fix}."
 
 
 class InputError(CompressError):

@@ -16,6 +16,7 @@ from ..formats.checkpoint import Checkpoint, resolve
 from ..formats.errors import InputError
 from .arranged_linear import arrange
 from .packed_model import load_packed, refuse
+from .registry import check_asked
 from .skeleton import UNREADABLE, read_config
 
 
@@ -31,17 +32,21 @@ def load(
     layout of its kernels, those that share an input as one. Everything else, and the arithmetic, is in
     `dtype`: by default float32 on a CPU, whose half-precision products are slow, else what the checkpoint is stored in.
     Nothing is downloaded, and code in the directory runs only where `trust_remote_code` allows it. Raises InputError
-    for a directory that is not a readable model, and for tensors that are missing, unexpected, of another
-    shape, or hold indices that lead out of a weight.
+    for a directory that is not a readable model, for tensors that are missing, unexpected, of another shape, or hold
+    indices that lead out of a weight, and for a GPU or a kernel that is asked for and not there.
     """
     checkpoint = Checkpoint.open(resolve(str(directory)))
     config = read_config(checkpoint.directory, trust_remote_code)
     place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        cause = f"torch {torch.__version__} sees no CUDA GPU"
+        raise InputError(f"device {device}", cause, "run compress doctor to see why, or load on the cpu")
     if dtype is None:
         dtype = torch.float32 if place.type == "cpu" else _stored_dtype(checkpoint, config)
     with _quiet():
         if checkpoint.quantization is None:
             return _load_plain(checkpoint, config, place, dtype, trust_remote_code)
+        check_asked(place.type)
         model = load_packed(checkpoint, config, place, dtype, trust_remote_code)
     if place.type == "cuda":
         shapes = {name: info.shape for name, info in checkpoint.tensors.items()}

@@ -100,6 +100,17 @@ def pick(problem: Problem, asked: str | None = None) -> Pick:
     return _pick(problem, named, f"{VARIABLE}={named}")
 
 
+def check_asked(device: str) -> None:
+    """Raise InputError where $COMPRESS_KERNEL names nothing, or what no weight on this torch device type can run on."""
+    named = os.environ.get(VARIABLE) or None
+    names = [item.name for item in IMPLEMENTATIONS]
+    if named is not None and named not in names:
+        raise InputError(f"{VARIABLE}={named}", "no kernel implementation has this name", nearest(named, names))
+    if named not in (None, "reference") and device != "cuda":
+        cause = f"it cannot run here (the weights are on a {device})"
+        raise InputError(f"{VARIABLE}={named}", cause, "name another implementation, or none")
+
+
 @lru_cache(maxsize=4096)
 def _pick(problem: Problem, asked: str | None, key: str) -> Pick:
     reasons = {item.name: item.misfit(problem) for item in IMPLEMENTATIONS}

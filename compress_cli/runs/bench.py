@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from ...calibration.sources import EMBEDDED
 from ...formats.architectures import architecture
 from ...formats.checkpoint import Checkpoint, resolve
 from ...formats.errors import InputError
@@ -80,6 +81,12 @@ def bench(
             if given:
                 raise InputError(flag, f"the linears of {directory} say it", f"leave out {flag} or the directory")
         kinds = kinds_of(Checkpoint.open(resolve(str(directory))))
+        if reference is not None and reference != EMBEDDED:
+            resolve(reference)  # what is not there is said before minutes of measuring
+    for row, size in kinds:
+        if row.group_size is not None and size[1] % row.group_size:
+            cause = f"is not divided by the groups of {row.group_size} of {row.name}"
+            raise InputError(f"--shape {size[0]}x{size[1]}", cause, "give another shape, or --group-size")
     counts = tuple(tokens) or (GPU_TOKENS if on_gpu else CPU_TOKENS)
     can = limits(place)
     tuned = list(tune(kinds, counts, place, track)) if search else []

@@ -85,6 +85,8 @@ def evaluate(
         gate.check_writable(new_file)
     if tolerance is not None:
         gate.check_tolerance(tolerance)
+        if check_file is None and new_file is None:
+            raise InputError("--tolerance", "there is no baseline to judge by", "add --check or --write-baseline")
     baseline = None if check_file is None else gate.read_baseline(check_file)
     rules = {"name": protocol, "window": window, "stride": stride, "bos": bos}
     task = _prepare(model, reference, dataset, rules, limit, device, dtype, trust_remote_code)

@@ -203,7 +203,9 @@ def _filled(method: Method, given: Mapping[str, Any], defaults: Mapping[str, Any
             raise InputError(name, "no setting has this name", nearest(str(key), method.options))
         if not _is_like(value, method.options[key]):
             wanted = type(method.options[key]).__name__
-            raise InputError(name, f"{value!r} is not a valid {wanted}", "correct the value")
+            like = f"give one like its default, {method.options[key]!r}"
+            fix = f"{like}; numbers are not negative, and to YAML 1e-2 is text"
+            raise InputError(name, f"{value!r} is not a valid {wanted}", fix)
         if key == "scale_rule":
             check_rule(value)
     return {**method.options, **defaults, **given}

@@ -27,6 +27,10 @@ ROTATED = (
     "rotated inputs: transformers passes transform_config over and computes nonsense; load the output with "
     "compress_llm, with an engine that applies it (vLLM), or call compressed_tensors.transform.apply_transform_config"
 )
+FP4_EXPERTS = (
+    "NVFP4 experts: transformers 5.24 loads them and computes nonsense; load the output with compress_llm, or choose "
+    "MXFP4"
+)
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,8 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = No
         }
     if any(isinstance(choice, Scheme) and choice.rotation for choice in chosen.values()):
         warnings.append(ROTATED)
+    if any(isinstance(choice, Scheme) and choice.packing == "nvfp4-pack-quantized" for choice in chosen.values()):
+        warnings += [FP4_EXPERTS] * facts.experts
     check_together(facts, chosen, {name: checkpoint.tensors[source].shape[0] for name, source in sources.items()})
     if not any(isinstance(choice, Scheme) for choice in chosen.values()):
         raise InputError("--ignore", "leaves nothing to quantise", "ignore fewer layers or name targets that exist")

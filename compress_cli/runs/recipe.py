@@ -184,15 +184,25 @@ def _checked(data: Mapping[str, Any], kind: type, origin: str) -> dict[str, Any]
     return {name: value for name, value in checked.items() if value is not None}
 
 
+class _Once(yaml.SafeLoader):
+    """YAML in which a key that is given twice is an error, not the last of the two."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"'{twice}' is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def load(path: Path) -> Recipe:
     """The recipe in a YAML file. Raises InputError for a file that is missing, not YAML or not a recipe."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _Once)
     except OSError as error:
         raise InputError(f"--recipe {path}", f"cannot be read ({error.strerror})", "give a readable file") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        cause = str(error).replace("\n", " ")
-        raise InputError(f"--recipe {path}", f"is not valid YAML ({cause})", "correct the file") from error
+        raise InputError(f"--recipe {path}", f"is not valid YAML ({error})", "correct the file") from error
     return from_dict({} if data is None else data, f"--recipe {path}")
 
 

@@ -16,6 +16,7 @@ from ...calibration.sources import EMBEDDED
 from ...formats.checkpoint import Checkpoint, resolve
 from ...formats.errors import InputError
 from ...formats.progress import Track, silent
+from ...kernels.registry import check_asked
 from .against_source import Source, check_kept, check_settings, check_source, weight_faults
 from .checks import (
     Check,
@@ -46,9 +47,10 @@ def verify(directory: str | Path, reference: str | Path | None = None, *, track:
     """Check the output `directory` of a quantise run, with `reference` (a directory or a cached Hub id) its source.
 
     Whatever is wrong with the directory is a failed check. Raises InputError where nothing can be checked: there is no
-    such directory, it has no report, or the reference cannot be read.
+    such directory, it has no report, the reference cannot be read, or COMPRESS_KERNEL asks for what cannot run here.
     """
     place = resolve(str(directory))
+    check_asked(pick_device().type)
     source = None if reference is None else _source(str(reference))
     checks = list(_checks(place, source, track))
     return Verification(all(item.passed for item in checks), checks)

@@ -33,4 +33,4 @@ def test_json_and_the_exit_code_of_a_problem(monkeypatch: pytest.MonkeyPatch) ->
     done = CliRunner().invoke(cli, ["doctor", "--json"])
     assert done.exit_code == 1
     assert "no-such-package" in json.loads(done.stdout)["problems"][0]
-    assert done.stderr == "Error: packages: 1 missing or unfit; install what the problems name.\n"
+    assert done.stderr == "Error: this machine: problems found: 1; do what each of them says.\n"

@@ -47,3 +47,9 @@ def test_what_cannot_be_verified_is_a_usage_error(pair: tuple[str, str]) -> None
     done = CliRunner().invoke(cli, ["verify", pair[0]])
     assert done.exit_code == 2
     assert "has no compress_report.json" in done.stderr
+
+
+def test_another_reference_is_not_taken_for_a_damaged_copy(pair: tuple[str, str]) -> None:
+    done = CliRunner().invoke(cli, ["verify", pair[1], "--reference", pair[1]])
+    assert done.exit_code == 1
+    assert "name the model that it was made from as --reference" in done.stderr

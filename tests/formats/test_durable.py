@@ -55,6 +55,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="Input"):
         write_atomically(file, b"new")
     assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_publish_replaces_and_remove_takes_anything(tmp_path):

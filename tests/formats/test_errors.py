@@ -16,6 +16,10 @@ def test_each_kind_has_its_exit_code_and_is_caught_as_one_family(kind, code):
     assert (caught.value.key, caught.value.cause, caught.value.fix) == ("--group-size 7", "does not divide 64", "use 8")
 
 
+def test_the_sentence_is_one_line_and_the_key_as_it_was_written():
+    assert str(InputError("a  b", "says:\n\n  this\nand that ", "c")) == "a  b: says: this and that; c."
+
+
 def test_errors_are_rebuilt_whole():
     """Copies go through the same protocol as a worker process handing its error to its parent."""
     error = copy.deepcopy(InputError("a", "b", "c"))

@@ -113,3 +113,9 @@ def test_nothing_is_printed_and_settings_are_put_back(save, capfd):
     load(save("llama"))
     assert capfd.readouterr() == ("", "")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (level, bars)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to load on")
+def test_a_gpu_that_is_not_there_is_named(save):
+    with pytest.raises(InputError, match=r"device cuda:1: torch .* sees no CUDA GPU"):
+        load(save("llama"), device="cuda:1")

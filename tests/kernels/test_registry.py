@@ -114,3 +114,13 @@ def test_what_is_asked_for_runs_or_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv(registry.VARIABLE, "tritn")
     with pytest.raises(InputError, match="COMPRESS_KERNEL=tritn.*triton"):
         pick(problem())
+
+
+def test_what_no_cpu_runs_is_refused_before_a_weight_is_loaded(monkeypatch):
+    for name, device, cause in (("tritn", "cuda", "triton"), ("three-layer", "cpu", "on a cpu")):
+        monkeypatch.setenv(registry.VARIABLE, name)
+        with pytest.raises(InputError, match=f"COMPRESS_KERNEL={name}.*{cause}"):
+            registry.check_asked(device)
+    for name, device in (("three-layer", "cuda"), ("reference", "cpu"), ("", "cpu")):
+        monkeypatch.setenv(registry.VARIABLE, name)
+        registry.check_asked(device)

@@ -74,5 +74,15 @@ def test_what_does_not_fit_together_is_said(tiny_llama: Path) -> None:
         bench(tiny_llama, shapes=["8x8"], device="cpu")
     with pytest.raises(InputError, match="no packed linears"):
         bench(tiny_llama, device="cpu")
+    with pytest.raises(InputError, match="--shape 8x100: .* groups of 128 of W4A16"):
+        bench(shapes=["8x100"], device="cpu")
     with pytest.raises(InputError, match="--scheme W4A16: has no kernel to measure"):
         bench(scheme_names=["W4A16"], group_size=16, device="cpu")
+
+
+def test_an_original_that_is_not_there_is_said_before_measuring(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(module, "limits")  # the first thing that is measured
+    with pytest.raises(InputError, match="/nowhere"):
+        bench(packed(tiny_llama, tmp_path / "out"), reference="/nowhere", device="cpu")

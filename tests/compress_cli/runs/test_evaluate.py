@@ -125,6 +125,7 @@ def without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"check": "/nowhere.json"}, "--check /nowhere.json: it cannot be read"),
         ({"write_baseline": "/nowhere/b.json"}, "--write-baseline /nowhere/b.json"),
         ({"tolerance": -1.0}, "--tolerance -1.0"),
+        ({"tolerance": 0.1}, "no baseline to judge by"),
         ({"protocol": "plane"}, "did you mean 'plain'"),
     ],
 )

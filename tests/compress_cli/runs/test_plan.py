@@ -147,3 +147,13 @@ def test_sizes_of_block_formats(save_model: Callable[..., Path], scheme: str, bi
     model = save_model("Llama", hidden_size=128, intermediate_size=256, head_dim=32)
     layer = next(layer for layer in plan_of(model, scheme=scheme, group_size=None).quantized if "q_proj" in layer.name)
     assert layer.bits_per_weight == pytest.approx(bits, abs=0.003)
+
+
+def test_experts_that_transformers_does_not_read_come_with_a_warning(
+    tiny_llama: Path, save_model: Callable[..., Path]
+) -> None:
+    experts = save_model("Mixtral", num_local_experts=2)
+    for directory, scheme, warned in ((experts, "NVFP4A16", 1), (experts, "W4A16", 0), (tiny_llama, "NVFP4A16", 0)):
+        size = {"group_size": 32} if scheme == "W4A16" else {}
+        plan = make_plan(from_dict({"scheme": scheme, **size}), Checkpoint.open(directory))
+        assert sum("NVFP4 experts" in warning for warning in plan.warnings) == warned

@@ -48,6 +48,7 @@ def test_flags_win_over_the_file() -> None:
         ("{scheme: SPARSE50, pattern: 2:4}", ("pattern", "124", "put it in quotes")),
         ("- a", ("mapping",)),
         ("a: [", ("YAML",)),
+        ("{scheme: W4A16, scheme: W8A8}", ("'scheme' is given twice",)),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
