@@ -41,9 +41,7 @@ def command(directory: str | None, console: Console, group_size: str | None, **f
     console.result(result, lambda: _show(console, result))
     wrong = [_name(cell) for cell in result.kernels if not cell.passed]
     if wrong:
-        raise GateFailed(
-            "kernels", f"wrong results for {', '.join(wrong)}", "use --kernel triton, and report it"
-        )
+        raise GateFailed("kernels", f"wrong results for {', '.join(wrong)}", "use --kernel triton, and report it")
 
 
 def _group_size(text: str | None) -> int | Literal["channel"] | None:

@@ -1,10 +1,10 @@
 """Which block gives up how much, at a fixed average over the model.
 
 `owl` is outlier-weighed layerwise sparsity (Yin et al. 2023, arXiv 2310.05175): a block keeps more the larger the share
-of its weights whose Wanda score is several times the mean of the block. `error` looks at what the block's output loses
-at several ratios, and takes weights away where the next ones cost least. Errors of single linears are no such currency:
-by them q and k would pay for v and up, and the model be worse than under one ratio (bookllama-7m, Wanda: KL .505 by
-linears, .452 with one ratio, .423 by owl, .413 by blocks).
+of its weights whose Wanda score is several times the mean of the block. `error` looks at how far the block's output
+moves at several ratios, and takes weights away where the next ones cost least. Errors of single linears are no such
+currency: by them q and k would pay for v and up, and the model be worse than under one ratio (bookllama-7m, Wanda: KL
+.505 by linears, .452 with one ratio, .423 by owl, .413 by blocks).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RANGE, STEPS = 0.08, 4
 """How far from the average a block may go by error, and in how many steps from end to end."""
 
 Loss = Callable[[Mapping[str, Tensor]], float]
-"""The share of a block's output that is lost with these weights in place of its own, by name of the linear."""
+"""How far a block's output moves with these weights in place of its own, by name of the linear."""
 
 
 @dataclass

@@ -38,7 +38,11 @@ def allocated(job: Job, stream: Stream | None, track: Track) -> Mapping[str, flo
 
 
 class _Loss:
-    """The share of a block's output that other weights lose; the block is left with them."""
+    """How far a block's output moves with other weights, of a token's length, root mean square over the tokens.
+
+    Tokens count alike: the norm of the next block scales each by its own length, and a few have lengths beyond all
+    others. The block is left with the weights it was last given.
+    """
 
     def __init__(self, stream: Stream, block: Block) -> None:
         self._stream, self._block = stream, block
@@ -48,11 +52,13 @@ class _Loss:
         if not self._whole:  # the first to be asked for comes with the block's own weights still in place
             self._whole = self._stream.look(self._block)
         self._stream.update(self._block, weights)
-        lost = total = 0.0
+        moved, tokens = 0.0, 0
         for one, other in zip(self._whole, self._stream.look(self._block), strict=True):
-            lost += float((one.float() - other.float()).square().sum(dtype=torch.float64))
-            total += float(one.float().square().sum(dtype=torch.float64))
-        return lost / total if total > 0 else 0.0
+            lengths = one.float().square().sum(-1)
+            shares = (one.float() - other.float()).square().sum(-1) / lengths.clamp(min=torch.finfo(torch.float32).tiny)
+            moved += float(shares.sum(dtype=torch.float64))
+            tokens += shares.numel()
+        return (moved / tokens) ** 0.5
 
 
 def _measure(job: Job, stream: Stream, unit: Unit, measured: Measured) -> None:

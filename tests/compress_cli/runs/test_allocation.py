@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from compress_llm.compress_cli.runs.allocation import _Loss
 from compress_llm.compress_cli.runs.job import prepare
 from compress_llm.compress_cli.runs.quantize import quantize
 from compress_llm.compress_cli.runs.recipe import Recipe, Rule
@@ -46,3 +50,11 @@ def test_rules_with_another_ratio_leave_no_average_to_keep(save_model: Callable[
     with pytest.raises(InputError, match="--allocate owl: needs text and one ratio"):
         quantize(str(model), tmp_path / "out", mixed)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_token_counts_by_its_own_length() -> None:
+    whole, other = torch.tensor([[[300.0, 400.0], [3.0, 4.0]]]), torch.tensor([[[300.0, 400.0], [3.0, 3.0]]])
+    looks = iter([[whole], [other]])
+    stream = SimpleNamespace(look=lambda block: next(looks), update=lambda block, weights: None)
+    loss = _Loss(stream, None)  # pyright: ignore[reportArgumentType]
+    assert loss({}) == pytest.approx(math.sqrt((0 + 1 / 25) / 2))
