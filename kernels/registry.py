@@ -92,23 +92,27 @@ def pick(problem: Problem, asked: str | None = None) -> Pick:
 
     Raises InputError for a name that does not exist, and for one that cannot run the problem.
     """
-    if asked is None and _preferred:
-        asked = _preferred[-1]
-    if asked is not None:
-        return _pick(problem, asked, f"kernel '{asked}'")
-    named = os.environ.get(VARIABLE) or None
-    return _pick(problem, named, f"{VARIABLE}={named}")
+    name, key = _asked() if asked is None else (asked, f"kernel '{asked}'")
+    return _pick(problem, name, key)
 
 
 def check_asked(device: str) -> None:
-    """Raise InputError where $COMPRESS_KERNEL names nothing, or what no weight on this torch device type can run on."""
-    named = os.environ.get(VARIABLE) or None
-    names = [item.name for item in IMPLEMENTATIONS]
-    if named is not None and named not in names:
-        raise InputError(f"{VARIABLE}={named}", "no kernel implementation has this name", nearest(named, names))
-    if named not in (None, "reference") and device != "cuda":
+    """Raise InputError where what is asked for does not exist, or runs no weight on this torch device type."""
+    name, key = _asked()
+    if name is None:
+        return
+    _known(name, key)
+    if name != "reference" and device != "cuda":
         cause = f"it cannot run here (the weights are on a {device})"
-        raise InputError(f"{VARIABLE}={named}", cause, "name another implementation, or none")
+        raise InputError(key, cause, "name another implementation, or none")
+
+
+def _asked() -> tuple[str | None, str]:
+    """What `prefer` names, else $COMPRESS_KERNEL, else None; and how the user said it."""
+    if _preferred:
+        return _preferred[-1], f"kernel '{_preferred[-1]}'"
+    named = os.environ.get(VARIABLE) or None
+    return named, f"{VARIABLE}={named}"
 
 
 @lru_cache(maxsize=4096)
