@@ -259,7 +259,11 @@ def _check_pruning(methods: Chain, schemes: set[Scheme], recipe: Recipe) -> None
     sparse = [scheme for scheme in schemes if scheme.sparsity is not None]
     if sparse and methods.pruning is None:
         fix = "name one of " + ", ".join(SPARSIFIERS)
-        raise InputError(f"--method {','.join(recipe.methods)}", f"prunes nothing, as {sparse[0].name} asks for", fix)
+        name = sparse[0].name
+        if recipe.method is None:  # the default of another scheme: what the user wrote is this one
+            flag = "--lm-head" if recipe.lm_head == name else "rules: scheme"
+            raise InputError(f"{flag} {name}", f"needs a --method that prunes, not {','.join(recipe.methods)}", fix)
+        raise InputError(f"--method {','.join(recipe.methods)}", f"prunes nothing, as {name} asks for", fix)
     if methods.pruning is not None and not sparse:
         cause = "prunes, and no scheme of this recipe is sparse"
         raise InputError(f"--method {methods.pruning.sparsifier.name}", cause, "use a sparse scheme")

@@ -111,6 +111,7 @@ def test_magnitude_needs_no_text_until_something_is_fitted_or_measured() -> None
         (Recipe(scheme="SPARSE50", method="wanda,wanda"), ("twice",)),
         (Recipe(method="hadamard,hadamard"), ("twice",)),
         (Recipe(scheme="SPARSE50", method="gptq"), ("--method gptq", "prunes nothing")),
+        (Recipe(scheme="W4A16", lm_head="SPARSE50"), ("--lm-head SPARSE50: needs a --method that prunes, not rtn",)),
         (Recipe(scheme="SPARSE50", method="wanda,rtn"), ("--method rtn", "rounds no weights")),
         (Recipe(scheme="SPARSE50", scale_rule="mse"), ("--scale-rule mse", "rounds no weights")),
         (Recipe(scheme="SPARSE50", symmetric=True), ("--sym", "rounds no weights")),
@@ -127,8 +128,9 @@ def test_magnitude_needs_no_text_until_something_is_fitted_or_measured() -> None
     ],
 )
 def test_mistakes_about_pruning_are_named(recipe: Recipe, words: tuple[str, ...]) -> None:
+    head = set() if recipe.lm_head is None else {SCHEMES[recipe.lm_head]}
     with pytest.raises(InputError) as caught:
-        check_fit(chain(recipe), {recipe.base_scheme()[0]}, recipe)
+        check_fit(chain(recipe), {recipe.base_scheme()[0], *head}, recipe)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
