@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -31,10 +31,8 @@ class SparseLinear(PackedLinear):
 
     def __init__(self, scheme: Scheme, weight: Arranged, bias: Tensor | None) -> None:
         super().__init__(scheme, (weight.out_features, weight.in_features), {}, bias)
-        tensors = {field.name: getattr(weight, field.name) for field in fields(weight)}
-        tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
-        self._kind = replace(weight, **{name: tensor.new_empty(0) for name, tensor in tensors.items()})
-        for name, tensor in tensors.items():
+        self._kind = weight.each(lambda tensor: tensor.new_empty(0))
+        for name, tensor in weight.tensors.items():
             self.register_buffer(name, tensor, persistent=False)
 
     @property

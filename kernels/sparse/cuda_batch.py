@@ -15,7 +15,7 @@ from .layout import Bitmap
 TILES = (16, 32, 40, 48, 64)
 """Tokens that a block may take."""
 _BANDS = 4  # to a group of warps
-_MOST_SUMS = (64, 160)  # that a thread has registers for: of 16 warps, of 8
+_MOST_SUMS, _ROOMY_SUMS = 64, 160  # that a thread has registers for: of 16 warps, of 8
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,9 @@ def configuration(weight: Bitmap, tokens: int) -> BatchConfig:
     their place.
     """
     cut = weight.cut
-    roomy = 2 < cut.together == cut.tiles and cut.together * tokens > 2 * _MOST_SUMS[False]
-    most = max(size for size in TILES if cut.together * size <= 2 * _MOST_SUMS[roomy])
+    roomy = 2 < cut.together == cut.tiles and cut.together * tokens > 2 * _MOST_SUMS
+    sums = _ROOMY_SUMS if roomy else _MOST_SUMS
+    most = max(size for size in TILES if cut.together * size <= 2 * sums)
     tiles = -(-tokens // most)
     tile = next(size for size in TILES if -(-tokens // tiles) <= size)
     run = min(2, cut.warps) if roomy else 1

@@ -21,8 +21,8 @@ Rows, inputs and streams are padded with unmarked weights. Kernels read a little
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from torch.nn.functional import pad
 
 from .balance import CHUNK, LANES, balance
 from .geometry import MOST_STEPS, Geometry, geometry
+from .weight import SparseWeight
 
 CHUNK_ROWS = CHUNK // 2
 RING = 4  # chunks that a warp has on the way or in use
@@ -39,7 +40,7 @@ _MASKS_PAST, _TABLE_PAST = MOST_STEPS * LANES, 2 * (MOST_STEPS // 4)  # words th
 
 
 @dataclass(frozen=True)
-class Bitmap:
+class Bitmap(SparseWeight):
     """A sparse weight [out_features, in_features] of 16-bit numbers in the layout of the kernels.
 
     `masks` int32 [streams * steps * 32 + …]; `values` [rows + 16, 64] in the weight's dtype; `starts` int32
@@ -64,28 +65,6 @@ class Bitmap:
     def dtype(self) -> torch.dtype:
         """Of the weights."""
         return self.values.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        return self.values.device
-
-    @property
-    def nbytes(self) -> int:
-        """What the weight takes on its device."""
-        return sum(tensor.nbytes for tensor in (self.masks, self.values, self.starts, self.table))
-
-    def clone(self) -> Bitmap:
-        """A copy with memory of its own."""
-        return self._each(lambda tensor: tensor.clone())
-
-    def to(self, device: torch.device | str) -> Bitmap:
-        """The same weight on another device."""
-        return self._each(lambda tensor: tensor.to(device))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Bitmap:
-        masks, values = change(self.masks), change(self.values)
-        return replace(self, masks=masks, values=values, starts=change(self.starts), table=change(self.table))
 
 
 def arrange(weight: Tensor, mask: Tensor | None = None, cut: Geometry | None = None) -> Bitmap:

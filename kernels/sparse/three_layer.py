@@ -19,8 +19,7 @@ A stream's tiles lie one after the other, row tiles of the same inputs side by s
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from ...formats.three_layer import steps
 from ...formats.three_layer.groups import split
 from .geometry import INPUTS, Geometry, even_tiles
 from .layout import check
+from .weight import SparseWeight
 
 PIECES = 4
 """Of 64 inputs, in a tile."""
@@ -41,7 +41,7 @@ _PAST = 2  # tiles that kernels look ahead
 
 
 @dataclass(frozen=True)
-class ThreeLayer:
+class ThreeLayer(SparseWeight):
     """A sparse weight [out_features, in_features] of 16-bit numbers in three layers.
 
     `tiles` [tiles, 2624] in the weight's dtype, whatever the bits mean; `starts` int32 [tiles + 3]; `rest` int32
@@ -59,27 +59,6 @@ class ThreeLayer:
     def dtype(self) -> torch.dtype:
         """Of the weights."""
         return self.tiles.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        return self.tiles.device
-
-    @property
-    def nbytes(self) -> int:
-        """What the weight takes on its device."""
-        return sum(tensor.nbytes for tensor in (self.tiles, self.starts, self.rest))
-
-    def clone(self) -> ThreeLayer:
-        """A copy with memory of its own."""
-        return self._each(lambda tensor: tensor.clone())
-
-    def to(self, device: torch.device | str) -> ThreeLayer:
-        """The same weight on another device."""
-        return self._each(lambda tensor: tensor.to(device))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> ThreeLayer:
-        return replace(self, tiles=change(self.tiles), starts=change(self.starts), rest=change(self.rest))
 
 
 def geometry(out_features: int, in_features: int) -> Geometry:
