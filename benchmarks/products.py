@@ -23,8 +23,10 @@ from compress_llm.compress_cli.runs.timing import interleaved, limits
 from compress_llm.formats.scheme import scheme
 from compress_llm.kernels.reference import packed_codes
 
-SCHEMES = ("W4A16", "W8A8", "NVFP4A16", "MXFP4A16", "MXFP8A16", "FP8_DYNAMIC")
-SCHEMES += ("W8A8_BLOCK", "FP8_BLOCK", "W4A8", "W4AFP8")
+SCHEMES = (
+    *("W4A16", "W8A8", "NVFP4A16", "MXFP4A16", "MXFP8A16", "FP8_DYNAMIC"),
+    *("W8A8_BLOCK", "FP8_BLOCK", "W4A8", "W4AFP8"),
+)
 
 GEMLITE = ("W4A16", "W8A8")
 """Schemes that gemlite has a product for which runs on these GPUs."""

@@ -2,9 +2,9 @@
 
 An operation is the product with one kind of packed weight. It has implementations in the order of preference: `cuda`
 (CUDA C++), `triton`, `scaled` (Triton, microscaled operands as they lie), `three-layer` (CUDA C++, sparse weights in
-another layout), `reference` (plain torch, always last and always able). The first one that can is picked;
-A name given by the caller, `prefer`, or `COMPRESS_KERNEL` asks for one by name, and then it runs or the call fails:
-nothing falls back silently. The pick and every reason are data, for `compress doctor` and `compress bench`.
+another layout), `reference` (plain torch, always last and always able). The first one that can is picked. A name given
+by the caller, `prefer`, or `COMPRESS_KERNEL` asks for one by name, and then it runs or the call fails: nothing falls
+back silently. The pick and every reason are data, for `compress doctor` and `compress bench`.
 """
 
 from __future__ import annotations
