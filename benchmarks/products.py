@@ -28,15 +28,24 @@ SCHEMES = (
     *("W8A8_BLOCK", "FP8_BLOCK", "W4A8", "W4AFP8"),
 )
 
-GEMLITE = ("W4A16", "W8A8")
+GEMLITE = ("W4A16", "W8A8", "MXFP4A16")
 """Schemes that gemlite has a product for which runs on these GPUs."""
 
 
 def gemlite_calls(weights: Weights, x: torch.Tensor) -> list[Callable[[], object]]:
     """Calls of gemlite's linear for the same weights, each a copy of its own."""
-    from gemlite.helper import A16W4_HQQ_INT, A8W8_int8_dynamic  # pyright: ignore[reportMissingImports]
+    from gemlite.helper import (  # pyright: ignore[reportMissingImports]
+        A16W4_HQQ_INT,
+        A16W4_MXFP,
+        A8W8_int8_dynamic,
+    )
 
     def layer() -> Callable[[torch.Tensor], object]:
+        if weights.scheme.name == "MXFP4A16":
+            maker = A16W4_MXFP(device="cuda:0", dtype=weights.dtype)
+            return maker.from_packed_weights(
+                *(weights.stored.tensors[name] for name in ("weight_packed", "weight_scale"))
+            )
         stored = packed_codes(weights.stored.tensors, weights.scheme, weights.shape)
         if weights.scheme.activation is not None:
             return A8W8_int8_dynamic(device="cuda:0", dtype=weights.dtype).from_weights(weights.dense[0])

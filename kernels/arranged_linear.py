@@ -1,13 +1,15 @@
 """Packed linears on a GPU: the weight in the layout of its kernels, and linears that share an input as one product.
 
-`arrange` turns a loaded model's packed linears into these, one after another, so that the layout of the checkpoint and
-that of the device are never both there for more than one linear. Where engines fuse (q, k and v; gate and up) and the
-schemes agree, the first of the linears to be called runs all of them, and the others hand out their rows.
+`Layouts` turns the packed linears of a model into these, one after another and while others are still to be read, so
+that the layout of the checkpoint and that of the device are never both there for more than what runs as one. Where
+engines fuse (q, k and v; gate and up) and the schemes agree, the first of the linears to be called runs all of them,
+and the others hand out their rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -107,34 +109,75 @@ class SharedPart(nn.Module):
         return self.shared.part(self.index, x)
 
 
-def arrange(model: nn.Module, facts: Architecture, dtype: torch.dtype) -> None:
-    """Put the packed linears of `model`, on a GPU, into the layout of their kernels, for activations of `dtype`.
+@dataclass(frozen=True)
+class Layouts:
+    """Brings packed linears on a GPU into the layout of their kernels, for activations of `dtype`.
 
     `facts` say which linears are fused. Linears that no layout fits stay as they are, on the reference.
     """
-    if dtype not in (torch.float16, torch.bfloat16):
-        return
-    for names in list(_groups(model, facts)):
-        linears = [model.get_submodule(name) for name in names]
-        packed = [linear for linear in linears if isinstance(linear, PackedLinear)]
-        merge = _merge_for(packed, dtype) if len(packed) == len(linears) else None
+
+    facts: Architecture
+    dtype: torch.dtype
+
+    def arrange(self, model: nn.Module) -> None:
+        """Do so for all packed linears of `model` that are as they were read."""
+        packed = {name: module for name, module in model.named_modules() if type(module) is PackedLinear}
+        done: set[str] = set()
+        for name, linear in packed.items():
+            if name not in done:
+                names = self._fused(name)
+                if not all(_agree(linear, packed.get(other)) for other in names):
+                    names = (name,)
+                done.update(names)
+                self._replace(model, names)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def read(self, model: nn.Module, name: str) -> None:
+        """The same for linear `name`, which was just read, once all that it is fused with are: then what they were
+        stored as makes room for the next ones. Biases are read later, and `arrange` is for linears that have them."""
+        names, linear = self._fused(name), _packed_at(model, name)
+        others = [_packed_at(model, other) for other in names]
+        if linear is not None and linear.bias is None and all(_agree(linear, other) for other in others):
+            self._replace(model, names)
+
+    def _fused(self, name: str) -> tuple[str, ...]:
+        """Names of the linears that engines run as one with `name`, which is one of them."""
+        place = self.facts.split(name)
+        if place is None:
+            return (name,)
+        return tuple(name.removesuffix(place[1]) + inner for inner in self.facts.fused_with(place[1]))
+
+    def _replace(self, model: nn.Module, names: Sequence[str]) -> None:
+        """Put what runs the linears called `names` as one in their places."""
+        packed = [linear for name in names if isinstance(linear := model.get_submodule(name), PackedLinear)]
+        merge = _merge_for(packed, self.dtype)
         if merge is None:
-            continue
-        merged = merge(packed, dtype)
+            return
+        merged = merge(packed, self.dtype)
         if len(names) == 1:
             model.set_submodule(names[0], merged)
-            continue
+            return
         shared = Shared(merged, [linear.out_features for linear in packed])
         for index, (name, linear) in enumerate(zip(names, packed, strict=True)):
             model.set_submodule(name, SharedPart(shared, index, linear.scheme))
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+
+
+def _packed_at(model: nn.Module, name: str) -> PackedLinear | None:
+    """The linear as it was read; None where there is another module or none."""
+    try:
+        found = model.get_submodule(name)
+    except AttributeError:
+        return None
+    return found if type(found) is PackedLinear else None
 
 
 def _merge_for(
     linears: Sequence[PackedLinear], dtype: torch.dtype
 ) -> Callable[[Sequence[PackedLinear], torch.dtype], PackedLinear] | None:
     """What brings linears of one scheme into the layout of a kernel as one; None where they stay as they are."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return None
     if fits(linears[0].scheme):
         return merge_sparse
     return _merge if all(_fits(linear, dtype) for linear in linears) else None
@@ -147,22 +190,6 @@ def _fits(linear: PackedLinear, dtype: torch.dtype) -> bool:
     device = linear.tensors["weight_scale"].device
     shape = (linear.out_features, linear.in_features)
     return not microscaled(linear.scheme) or pick_for(linear.scheme, shape, 1, dtype, device).name != "scaled"
-
-
-def _groups(model: nn.Module, facts: Architecture) -> Iterator[tuple[str, ...]]:
-    """Names of packed linears, those that run as one product together."""
-    packed = {name: module for name, module in model.named_modules() if type(module) is PackedLinear}
-    done: set[str] = set()
-    for name, linear in packed.items():
-        if name in done:
-            continue
-        place = facts.split(name)
-        stem = name.removesuffix(place[1]) if place else ""
-        names = tuple(stem + inner for inner in facts.fused_with(place[1])) if place else (name,)
-        if not all(_agree(linear, packed.get(other)) for other in names):
-            names = (name,)
-        done.update(names)
-        yield names
 
 
 def _agree(one: PackedLinear, other: PackedLinear | None) -> bool:

@@ -14,7 +14,7 @@ from transformers.utils import logging
 from ..formats.architectures import architecture
 from ..formats.checkpoint import Checkpoint, resolve
 from ..formats.errors import InputError
-from .arranged_linear import arrange
+from .arranged_linear import Layouts
 from .packed_model import load_packed, refuse
 from .registry import check_asked
 from .skeleton import UNREADABLE, read_config
@@ -47,10 +47,12 @@ def load(
         if checkpoint.quantization is None:
             return _load_plain(checkpoint, config, place, dtype, trust_remote_code)
         check_asked(place.type)
-        model = load_packed(checkpoint, config, place, dtype, trust_remote_code)
-    if place.type == "cuda":
+        if place.type != "cuda":
+            return load_packed(checkpoint, config, place, dtype, trust_remote_code)
         shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-        arrange(model, architecture(checkpoint.config, shapes), dtype)
+        layouts = Layouts(architecture(checkpoint.config, shapes), dtype)
+        model = load_packed(checkpoint, config, place, dtype, trust_remote_code, layouts.read)
+    layouts.arrange(model)
     return model
 
 

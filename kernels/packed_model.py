@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import torch
@@ -20,11 +20,18 @@ from .skeleton import empty_model
 
 
 def load_packed(
-    checkpoint: Checkpoint, config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, trust_remote_code: bool
+    checkpoint: Checkpoint,
+    config: PreTrainedConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    ready: Callable[[PreTrainedModel, str], object] | None = None,
 ) -> PreTrainedModel:
     """The model of a checkpoint with a `quantization_config`, its packed linears as `PackedLinear`.
 
-    Tensors that are not packed are cast to `dtype`. Raises InputError for a quantisation that is not read, and for
+    `ready` is called with the model and the path of each of these once it is read, but for its bias, and may put
+    another module in its place; all else is read afterwards, when what that took is free again. Tensors that are not
+    packed are cast to `dtype`. Raises InputError for a quantisation that is not read, and for
     tensors that are missing, unexpected, or of another dtype, shape or content.
     """
     model = empty_model(config, dtype, trust_remote_code=trust_remote_code)
@@ -40,6 +47,8 @@ def load_packed(
         _untie(model, f"{linear.path}.weight")
         for suffix in packed.tensors:
             del rest[f"{name}.{suffix}"]
+        if ready is not None:
+            ready(model, linear.path)
     unexpected = []
     for name in rest:
         path = names.path(name)

@@ -9,7 +9,7 @@ from torch import nn
 from compress_llm.compress_cli.runs.bench_kernels import random_weight
 from compress_llm.formats.architectures import architecture
 from compress_llm.formats.scheme import Scheme, scheme
-from compress_llm.kernels.arranged_linear import ArrangedLinear, SharedPart, arrange
+from compress_llm.kernels.arranged_linear import ArrangedLinear, Layouts, SharedPart
 from compress_llm.kernels.packed_linear import PackedLinear
 
 FACTS = architecture({"model_type": "llama"}, {})
@@ -66,7 +66,7 @@ def test_products_stay_what_they_were(name: str) -> None:
     x = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(0)).bfloat16()
     before = {name: getattr(part, name)(x).float() for name in NAMES}
     rows = part.o_proj.weight_rows(5, 70)
-    arrange(model, FACTS, torch.bfloat16)
+    Layouts(FACTS, torch.bfloat16).arrange(model)
     for key, y in before.items():
         difference = getattr(part, key)(x).float() - y
         assert difference.norm() <= (5e-3 if row.activation or row.global_scale else 0) * y.norm(), key
@@ -79,7 +79,7 @@ def test_products_stay_what_they_were(name: str) -> None:
 
 def test_linears_that_disagree_run_alone() -> None:
     model = block(scheme("W4A16").with_group(32), key=scheme("W8A16"))
-    arrange(model, FACTS, torch.bfloat16)
+    Layouts(FACTS, torch.bfloat16).arrange(model)
     assert all(isinstance(getattr(attention(model), name), ArrangedLinear) for name in NAMES)
 
 
@@ -94,7 +94,7 @@ def test_blocks_of_rows_are_fused_where_they_end_with_their_linears(name: str, r
         layer.self_attn.add_module(key, PackedLinear(scheme(name), (count, 128), tensors))
     part = attention(model)
     before = [getattr(part, key)(x).float() for key in NAMES[:3]]
-    arrange(model, FACTS, torch.bfloat16)
+    Layouts(FACTS, torch.bfloat16).arrange(model)
     assert isinstance(part.k_proj, SharedPart) == (72 not in rows)
     for key, y in zip(NAMES, before, strict=False):
         assert (getattr(part, key)(x).float() - y).norm() <= 5e-3 * y.norm()
@@ -102,16 +102,16 @@ def test_blocks_of_rows_are_fused_where_they_end_with_their_linears(name: str, r
 
 def test_what_has_no_layout_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     model = block(scheme("W4A16").with_group(16))
-    arrange(model, FACTS, torch.bfloat16)
+    Layouts(FACTS, torch.bfloat16).arrange(model)
     assert all(type(getattr(attention(model), name)) is PackedLinear for name in NAMES)
     model = block(scheme("W4A16").with_group(32))
-    arrange(model, FACTS, torch.float32)
+    Layouts(FACTS, torch.float32).arrange(model)
     assert type(attention(model).q_proj) is PackedLinear
 
 
 def test_parts_share_one_product_and_never_an_old_one() -> None:
     model = block(scheme("W4A16").with_group(32))
-    arrange(model, FACTS, torch.bfloat16)
+    Layouts(FACTS, torch.bfloat16).arrange(model)
     part = attention(model)
     shared = part.q_proj.shared
     runs: list[int] = []
@@ -132,7 +132,7 @@ def test_the_layout_moves_and_keeps_its_types_and_is_never_saved() -> None:
     module = linear(64, scheme("W4A16").with_group(32), bias=True)
     model = nn.Module()
     model.only = module
-    arrange(model, FACTS, torch.bfloat16)
+    Layouts(FACTS, torch.bfloat16).arrange(model)
     assert list(model.state_dict()) == ["only.bias"]
     model.half()
     assert (model.only.scales.dtype, model.only.bias.dtype) == (torch.bfloat16, torch.float16)

@@ -12,13 +12,16 @@ from torch import nn
 from compress_llm.compress_cli.runs.quantize import quantize
 from compress_llm.compress_cli.runs.recipe import Recipe
 from compress_llm.formats.architectures import architecture
+from compress_llm.formats.checkpoint import Checkpoint
 from compress_llm.formats.packings import packing
 from compress_llm.formats.pruned import Pruned
 from compress_llm.formats.scheme import SCHEMES, Scheme, scheme
-from compress_llm.kernels.arranged_linear import ArrangedLinear, SharedPart, arrange
+from compress_llm.kernels.arranged_linear import ArrangedLinear, Layouts, SharedPart
 from compress_llm.kernels.load import load
 from compress_llm.kernels.packed_linear import PackedLinear
+from compress_llm.kernels.packed_model import load_packed
 from compress_llm.kernels.registry import Pick
+from compress_llm.kernels.skeleton import read_config
 from compress_llm.kernels.sparse import product
 from compress_llm.kernels.sparse.three_layer import ThreeLayer
 from compress_llm.kernels.sparse_linear import SparseLinear, fits, merge_sparse
@@ -88,7 +91,7 @@ def test_linears_of_a_model_with_one_input_become_one() -> None:
     x = torch.randn(2, WIDTH).bfloat16()
     before = {name: getattr(layer.self_attn, name).weight_rows().bfloat16() for name in sizes}
     biases = {name: getattr(layer.self_attn, name).bias for name in sizes}
-    arrange(model, FACTS, torch.bfloat16)
+    Layouts(FACTS, torch.bfloat16).arrange(model)
     assert isinstance(layer.self_attn.o_proj, SparseLinear)
     assert isinstance(layer.self_attn.k_proj, SharedPart)
     for name, weight in before.items():
@@ -110,13 +113,31 @@ def test_a_directory_arranged_as_on_a_gpu_computes_the_same(
 ) -> None:
     quantize(str(tiny_llama), tmp_path / "out", recipe, device="cpu")
     plain, model = (load(tmp_path / "out", dtype=torch.bfloat16) for _ in range(2))
-    arrange(model, FACTS, torch.bfloat16)
+    Layouts(FACTS, torch.bfloat16).arrange(model)
     layer, before = model.model.layers[1], plain.model.layers[1]
     assert isinstance(layer.mlp.down_proj, kind) and isinstance(layer.self_attn.v_proj, SharedPart)
     assert torch.equal(layer.mlp.down_proj.weight_rows(), before.mlp.down_proj.weight_rows())
     tokens = torch.arange(3, 15).view(2, 6)
     with torch.no_grad():
         assert torch.equal(model(tokens).logits, plain(tokens).logits)
+
+
+def test_what_was_read_makes_room_for_what_comes_next(tiny_llama: Path, tmp_path: Path) -> None:
+    quantize(str(tiny_llama), tmp_path / "out", Recipe(scheme="SPARSE50", method="magnitude"), device="cpu")
+    checkpoint, layouts = Checkpoint.open(tmp_path / "out"), Layouts(FACTS, torch.bfloat16)
+    waiting: list[int] = []
+
+    def ready(model: nn.Module, name: str) -> None:
+        layouts.read(model, name)
+        waiting.append(sum(type(module) is PackedLinear for module in model.modules()))
+
+    config = read_config(checkpoint.directory, trust_remote_code=False)
+    model = load_packed(checkpoint, config, torch.device("cpu"), torch.bfloat16, False, ready)
+    assert max(waiting) == 2  # of q, k and v, or of gate and up, the last one is still to come
+    assert waiting[-1] == 0
+    tokens = torch.arange(3, 15).view(2, 6)
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, load(tmp_path / "out", dtype=torch.bfloat16)(tokens).logits)
 
 
 def test_which_schemes_fit() -> None:
