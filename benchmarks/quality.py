@@ -21,7 +21,7 @@ import click
 import compress_llm
 from compress_llm.compress_cli.runs.recipe import Recipe, from_dict
 
-SPARSE_KEYS = ("sparsity", "pattern", "sparse_layout", "allocate", "refit")
+OTHER_KEYS = ("input_scale_rule", "sparsity", "pattern", "sparse_layout", "allocate", "refit")
 
 
 @dataclass
@@ -69,8 +69,8 @@ def recipe_of(config: str, calibration: str, samples: int, length: int) -> Recip
 
 def settings_of(recipe: Recipe) -> str:
     """What a row says of a recipe beside its scheme, method and group."""
-    sparse = [f"{name} {value}" for name in SPARSE_KEYS if (value := getattr(recipe, name))]
-    return ", ".join(filter(None, [recipe.scale_rule, *sparse]))
+    others = [f"{name} {value}" for name in OTHER_KEYS if (value := getattr(recipe, name))]
+    return ", ".join(filter(None, [recipe.scale_rule, *others]))
 
 
 @click.command()

@@ -26,6 +26,7 @@ WORST = 8
 @click.option("--group-size", metavar="N|channel|auto", help="Inputs that share a scale; auto fits each layer.")
 @click.option("--sym/--asym", "symmetric", default=None, help="Without or with zero points.")
 @click.option("--scale-rule", metavar="NAME", help="How scales are chosen, such as minmax, mse, local-hessian.")
+@click.option("--input-scale-rule", metavar="NAME", help="The same for inputs of NVFP4: max, four-over-six, mse.")
 @click.option("--sparsity", type=float, help="Share of weights that sparse schemes drop, 0.3 to 0.7.")
 @click.option("--pattern", metavar="NAME", help="Which of them may go: unstructured, 2:4, 4:8.")
 @click.option("--allocate", metavar="RULE", help="Ratios by layer at the same average: owl, error.")

@@ -16,7 +16,7 @@ from .errors import InputError, nearest
 from .float_grids import ScaleGrid
 from .grids import Grid, IntGrid
 from .packings import PACKINGS
-from .scheme import SCHEMES, Activation, Scheme
+from .scheme import INPUT_RULES, SCHEMES, Activation, Scheme
 from .transform_config import build_transforms, parse_transforms
 
 METHOD = "compressed-tensors"
@@ -27,6 +27,7 @@ LAYOUT_VERSION = "0.20.1"
 _READABLE_ORDERS = (None, False, "static", "weight")
 _DECISIVE = ("num_bits", "type", "symmetric", "strategy", "group_size", "dynamic", "block_structure", "sparsity")
 _PLAIN_RULE = "minmax"
+_SETTINGS, _RULE = "observer_kwargs", "scale_rule"  # where compressed-tensors keeps what it does not know itself
 _SOURCE = "quantization_config"
 _AS_WRITTEN = "use a config.json as compressed-tensors writes it"
 
@@ -117,6 +118,8 @@ def _activation_arguments(activation: Activation) -> dict[str, object]:
     }
     if activation.calibrated is not None and not isinstance(activation.grid, IntGrid):
         arguments["observer"] = "static_minmax"
+    if activation.scale_rule != INPUT_RULES[0]:
+        arguments[_SETTINGS] = {_RULE: activation.scale_rule}
     return arguments
 
 
@@ -193,9 +196,16 @@ def _scheme(group: Mapping[str, object], layout: object, place: str) -> Scheme:
     for row in _candidates(layout, wanted):
         activation = None if row.activation is None else _activation_arguments(row.activation)
         if _agree(_weight_arguments(row), weights) and _agree(activation, inputs):
-            return row
+            return row.with_input_rule(_input_rule(inputs), f"{_SOURCE} {place}.input_activations {_RULE}")
     cause = f"no scheme stored as {layout} has weights {wanted} and inputs {wanted_inputs}"
     raise InputError(f"{_SOURCE} {place}", cause, "use one of " + ", ".join(SCHEMES))
+
+
+def _input_rule(inputs: Mapping[str, object] | None) -> str | None:
+    """By which rule the scales of inputs are chosen; None where nothing is said of it."""
+    settings = None if inputs is None else inputs.get(_SETTINGS)
+    rule = settings.get(_RULE) if isinstance(settings, Mapping) else None
+    return None if rule is None else str(rule)
 
 
 def _candidates(layout: str, wanted: Mapping[str, object]) -> Iterator[Scheme]:

@@ -18,6 +18,8 @@ from .sparsity import Sparsity
 Strategy = Literal["tensor", "channel", "group", "tensor_group", "block"]
 GroupSize = int | Literal["channel", "auto"]
 AUTO_GROUPS = (128, 64, 32)
+INPUT_RULES = ("max", "four-over-six", "mse")
+"""How the scale of a group of inputs is chosen where scales are codes of E4M3."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Activation:
     `granularity` "token" is one scale a row of the input, "group" one for every `group_size` neighbours in a row, both
     found while running (`dynamic`); "tensor" with `dynamic=False` is one scale a linear, calibrated and stored as
     `input_scale`. Scales of groups may be codes of `scale_grid`, under a calibrated `input_global_scale` of the linear
-    where `global_scale` says so.
+    where `global_scale` says so; `scale_rule` is then one of `INPUT_RULES` (`kernels/activations.py`).
     """
 
     grid: Grid
@@ -36,6 +38,7 @@ class Activation:
     group_size: int | None = None
     scale_grid: ScaleGrid | None = None
     global_scale: bool = False
+    scale_rule: str = INPUT_RULES[0]
 
     @property
     def calibrated(self) -> str | None:
@@ -152,6 +155,21 @@ class Scheme:
             raise InputError(flag, f"scheme {self.name} drops no weights", "leave it out, or use a sparse scheme")
         kept = self.sparsity
         return replace(self, sparsity=Sparsity(kept.ratio if ratio is None else ratio, pattern or kept.pattern))
+
+    def with_input_rule(self, rule: str | None, flag: str = "--input-scale-rule") -> Scheme:
+        """The same scheme with the scales of its inputs chosen by another rule; None leaves them as they are.
+
+        Raises InputError, blaming `flag`, for a rule that does not exist or cannot choose among such scales.
+        """
+        if rule is None:
+            return self
+        key, inputs = f"{flag} {rule}", self.activation
+        if rule not in INPUT_RULES:
+            raise InputError(key, "no rule has this name", nearest(rule, INPUT_RULES))
+        if inputs is None or not inputs.global_scale:
+            cause = f"scheme {self.name} has no inputs in groups with scales of E4M3"
+            raise InputError(key, cause, "leave it out, or use NVFP4")
+        return replace(self, activation=replace(inputs, scale_rule=rule))
 
     def with_layout(self, layout: str | None) -> Scheme:
         """The same scheme in another of its layouts. Raises InputError for one that it does not have."""

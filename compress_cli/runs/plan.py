@@ -7,7 +7,7 @@ here, before any work starts. `--dry-run` prints the plan and stops.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from ...formats.checkpoint import Checkpoint
 from ...formats.errors import InputError
 from ...formats.layout import is_exact
 from ...formats.packings import packing
-from ...formats.scheme import Scheme
+from ...formats.scheme import INPUT_RULES, Scheme
 from .choices import Choice, check_together, chosen_schemes, remarks
 from .recipe import Recipe
 
@@ -26,6 +26,10 @@ Fitted = Callable[[Scheme, int], Scheme]  # (scheme, inputs of a linear) -> the 
 ROTATED = (
     "rotated inputs: transformers passes transform_config over and computes nonsense; load the output with "
     "compress_llm, with an engine that applies it (vLLM), or call compressed_tensors.transform.apply_transform_config"
+)
+INPUTS_BY_MAX = (
+    "--input-scale-rule: other engines choose the scales of inputs by the largest magnitude, and are less exact; "
+    "compress_llm.load and compress eval-ppl keep the rule"
 )
 FP4_EXPERTS = (
     "NVFP4 experts: transformers 5.24 loads them and computes nonsense; load the output with compress_llm, or choose "
@@ -151,15 +155,22 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = No
             name: fitted(choice, checkpoint.tensors[sources[name]].shape[1]) if isinstance(choice, Scheme) else choice
             for name, choice in chosen.items()
         }
-    if any(isinstance(choice, Scheme) and choice.rotation for choice in chosen.values()):
-        warnings.append(ROTATED)
-    if any(isinstance(choice, Scheme) and choice.packing == "nvfp4-pack-quantized" for choice in chosen.values()):
-        warnings += [FP4_EXPERTS] * facts.experts
+    warnings.extend(_cautions({choice for choice in chosen.values() if isinstance(choice, Scheme)}, facts))
     check_together(facts, chosen, {name: checkpoint.tensors[source].shape[0] for name, source in sources.items()})
     if not any(isinstance(choice, Scheme) for choice in chosen.values()):
         raise InputError("--ignore", "leaves nothing to quantise", "ignore fewer layers or name targets that exist")
     units = tuple(_units(checkpoint, facts, sources, chosen))
     return Plan(recipe, checkpoint, facts, units, tuple(warnings))
+
+
+def _cautions(schemes: Set[Scheme], facts: Architecture) -> Iterator[str]:
+    """What other engines make of these schemes."""
+    if any(scheme.rotation for scheme in schemes):
+        yield ROTATED
+    if any(scheme.activation and scheme.activation.scale_rule != INPUT_RULES[0] for scheme in schemes):
+        yield INPUTS_BY_MAX
+    if facts.experts and any(scheme.packing == "nvfp4-pack-quantized" for scheme in schemes):
+        yield FP4_EXPERTS
 
 
 def _sources(checkpoint: Checkpoint, facts: Architecture) -> dict[str, str]:

@@ -32,9 +32,10 @@ class Recipe:
     """Everything that decides the bytes of an output, apart from the model, the machine and the versions.
 
     `method` is a comma separated list: any number of transforms or a sparsifier, then one rounding; None is the
-    scheme's own. `sparsity`, `pattern` and `sparse_layout` change sparse schemes (None: as the scheme has it);
-    `allocate` names how the ratio differs between layers, `refit` fits what pruning left. `group_size` is a number,
-    "channel", "auto" (the largest of 128, 64, 32 that divides each layer, else channel) or None for the scheme's own.
+    scheme's own. `scale_rule` and `input_scale_rule` choose scales of weights and of inputs. `sparsity`, `pattern` and
+    `sparse_layout` change sparse schemes (None: as the scheme has it); `allocate` names how the ratio differs between
+    layers, `refit` fits what pruning left. `group_size` is a number, "channel", "auto" (the largest of 128, 64, 32 that
+    divides each layer, else channel) or None for the scheme's own.
     Patterns are a checkpoint name, a glob, or `re:` and a regular expression. `dataset` None means that nothing is
     calibrated unless a method or scheme needs it, and then the embedded text is used.
     """
@@ -44,6 +45,7 @@ class Recipe:
     group_size: int | str | None = None
     symmetric: bool | None = None
     scale_rule: str | None = None
+    input_scale_rule: str | None = None
     sparsity: float | None = None
     pattern: str | None = None
     sparse_layout: str | None = None
@@ -70,7 +72,7 @@ class Recipe:
             raise InputError(f"--seed {self.seed}", "is out of range", "give a number from 0 to 2^63 - 1")
         check_group_size(self.group_size)
         base = scheme(self.scheme)
-        base.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout)
+        self._changed(base)
         for rule in self.rules:
             scheme(rule.scheme, "rules: scheme")
             check_group_size(rule.group_size, "rules: group_size")
@@ -85,8 +87,11 @@ class Recipe:
 
     def base_scheme(self) -> tuple[Scheme, int | str | None]:
         """The scheme of every linear without a rule, and the group size asked for."""
-        found = resolved(self.scheme, self.symmetric)
-        return found.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout), self.group_size
+        return self._changed(resolved(self.scheme, self.symmetric)), self.group_size
+
+    def _changed(self, row: Scheme) -> Scheme:
+        pruned = row.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout)
+        return pruned.with_input_rule(self.input_scale_rule)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` of it is an equal recipe."""
@@ -141,7 +146,7 @@ def _rule(data: Any, origin: str) -> Rule:
 
 _TYPES: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("scheme", "method", "scale_rule", "lm_head", "dataset", "dtype", "target"), (str,)),
-    **dict.fromkeys(("pattern", "sparse_layout", "allocate"), (str,)),
+    **dict.fromkeys(("pattern", "sparse_layout", "allocate", "input_scale_rule"), (str,)),
     "sparsity": (float,),
     "refit": (bool,),
     **dict.fromkeys(("num_samples", "seq_len", "batch_size", "seed"), (int,)),

@@ -147,6 +147,7 @@ def command_line(model: str, recipe: Recipe) -> str:
         "method": "--method",
         "group_size": "--group-size",
         "scale_rule": "--scale-rule",
+        "input_scale_rule": "--input-scale-rule",
         "lm_head": "--lm-head",
         "dataset": "--dataset",
         "num_samples": "--num-samples",

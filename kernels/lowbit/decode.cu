@@ -1,7 +1,8 @@
 // y[M, N] = x[M, K] w[N, K]^T for M <= 8 NT and 16-bit activations: the weights stream once.
 //
-// A block owns a range of 16-row tiles and, with CLUSTER = 2, half of K; its warps split K further, and each copies the
-// tiles it multiplies DEPTH pairs ahead into a ring of its own. x comes XSTAGES blocks ahead: with COUNTED by the lanes,
+// A block owns a range of 16-row tiles and, with CLUSTER = 2, half of K; its warps split K further: side by side, which
+// memory likes, but where half of K is little, in ranges. Each copies the tiles it multiplies DEPTH pairs ahead into a
+// ring of its own. x comes XSTAGES blocks ahead: with COUNTED by the lanes,
 // among the copies of the weights, which suits few tokens; else by the copy engine, which suits many. Partial sums meet
 // in shared memory in warp order.
 // Macros beside common.cuh's: NT, WARPS, PAIRS (of tiles a round), DEPTH, XSTAGES, CLUSTER, COUNTED, SPREAD: 1 where M is
@@ -118,14 +119,19 @@ DEVICE void finish(float* partial, float* exchange, const Output& out, int first
 struct Range { int begin, end; };
 DEVICE Range share(int all, int parts, int part) { return {(int)((u32)all * part / parts), (int)((u32)all * (part + 1) / parts)}; }
 struct Part {
-  Range mine, slice;      // tiles of the block; blocks of inputs of the warp
+  Range mine;              // tiles of the block
   int warp, lane, rank;
+  int first, step, count;  // blocks of inputs of the warp
   DEVICE Part(int tiles, int unit, int blocks) : warp(threadIdx.x >> 5), lane(threadIdx.x & 31), rank(CLUSTER > 1 ? cluster_rank() : 0) {
     mine = share(tiles / unit, gridDim.x / CLUSTER, blockIdx.x / CLUSTER);
     mine = {mine.begin * unit, mine.end * unit};
-    slice = share(blocks, CLUSTER * WARPS, rank * WARPS + warp);
+    if (CLUSTER > 1) {
+      const Range slice = share(blocks, CLUSTER * WARPS, rank * WARPS + warp);
+      first = slice.begin, step = 1, count = slice.end - slice.begin;
+    } else first = warp, step = WARPS, count = (blocks - warp + WARPS - 1) / WARPS;
   }
-  DEVICE int own() const { return slice.end - slice.begin; }
+  DEVICE int own() const { return count; }
+  DEVICE int block(int index) const { return first + index * step; }
   DEVICE int even() const { return mine.begin & ~1; }  // pairs start at even tiles
   DEVICE int rounds() const { return (mine.end - even() + TILES - 1) / TILES; }
 };
@@ -163,16 +169,16 @@ struct Feed {
   DEVICE void step() { slot = slot + SLOT == at.ring + DEPTH * SLOT ? at.ring : slot + SLOT; }
   DEVICE void tiles(int tile, int block) {  // into the ring's place at hand, which it leaves
     const bool any = block < part.own();
-    fetch(slot + part.lane * 16, w, tile, part.slice.begin + block, part.lane, any && tile >= part.mine.begin && tile < part.mine.end, any && tile + 1 < part.mine.end);
+    fetch(slot + part.lane * 16, w, tile, part.block(block), part.lane, any && tile >= part.mine.begin && tile < part.mine.end, any && tile + 1 < part.mine.end);
     copies_commit();
     step();
   }
   DEVICE void tokens(int stage) {
     const u32 to = at.stages + stage * at.stage_bytes;
 #if COUNTED
-    fetch_tokens(to, in, out.M, part.slice.begin + ahead, part.lane, left > 0);
+    fetch_tokens(to, in, out.M, part.block(ahead), part.lane, left > 0);
 #else
-    if (part.lane == 0 && left > 0) fetch_tokens(to, in, part.slice.begin + ahead, at.full + stage * 8);
+    if (part.lane == 0 && left > 0) fetch_tokens(to, in, part.block(ahead), at.full + stage * 8);
 #endif
     left--, ahead = ahead + 1 == part.own() ? 0 : ahead + 1;
   }
@@ -191,7 +197,7 @@ struct Feed {
     if (SPREAD && part.lane < XSTAGES)  // behind a row, where no copy writes
       asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at.stages + part.lane * at.stage_bytes + 256), "r"(0) : "memory");
 #endif
-    constexpr int BEFORE = COUNTED ? DEPTH / 2 : DEPTH;  // pairs of tiles asked for before x
+    constexpr int BEFORE = COUNTED ? 2 : DEPTH;  // pairs of tiles asked for before x
 #pragma unroll
     for (int i = 0; i < BEFORE; i++) item(i);
     wait_for_previous();

@@ -173,17 +173,17 @@ def _narrow(floating: bool) -> torch.dtype:
 
 
 @torch.library.custom_op("compress_llm::round_inputs", mutates_args=())
-def round_inputs(x: Tensor, given: Tensor | None, grid: str, group: int, coded: bool) -> Tensor:
+def round_inputs(x: Tensor, given: Tensor | None, grid: str, group: int, coded: bool, scale_rule: str) -> Tensor:
     """x [M, in] rounded to codes and back: see `triton_round.quantize`."""
     from .triton_round import quantize
 
     early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
-    return quantize(x.contiguous(), grid, group, coded, given, early)
+    return quantize(x.contiguous(), grid, group, coded, given, scale_rule, early)
 
 
 @round_inputs.register_fake
-def _(x: Tensor, given: Tensor | None, grid: str, group: int, coded: bool) -> Tensor:
-    del given, grid, group, coded
+def _(x: Tensor, given: Tensor | None, grid: str, group: int, coded: bool, scale_rule: str) -> Tensor:
+    del given, grid, group, coded, scale_rule
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -205,7 +205,7 @@ def inputs(
         return x, None
     if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16) and activation.granularity != "tensor":
         kind = (activation.grid.name, activation.group_size or 0, activation.scale_grid is not None)
-        return torch.ops.compress_llm.round_inputs(x, input_scale, *kind), None
+        return torch.ops.compress_llm.round_inputs(x, input_scale, *kind, activation.scale_rule), None
     return quantize_activation(x, activation, input_scale), None
 
 

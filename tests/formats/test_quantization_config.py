@@ -241,6 +241,18 @@ def test_the_scale_rule_is_told_where_it_is_not_the_plain_one():
     assert QuantizationConfig.model_validate(config)
 
 
+@pytest.mark.parametrize("rule", ["four-over-six", "mse"])
+def test_the_rule_of_inputs_is_told_and_read(rule):
+    schemes = {LINEARS[0]: SCHEMES["NVFP4"].with_input_rule(rule), LINEARS[1]: SCHEMES["NVFP4"]}
+    config = json.loads(json.dumps(build(schemes, [])))
+    assert parse(config, NAMES[:2]) == schemes
+    assert QuantizationConfig.model_validate(config)
+    group = next(iter(config["config_groups"].values()))
+    group["input_activations"]["observer_kwargs"]["scale_rule"] = "median"
+    with pytest.raises(InputError, match=r"input_activations scale_rule median: no rule has this name"):
+        parse(config, NAMES[:2])
+
+
 def test_writers_that_leave_the_dtype_of_scales_out_are_understood_and_wrong_ones_refused():
     for name in ("NVFP4", "MXFP4", "MXFP8"):
         config = json.loads(json.dumps(build({"lm_head": SCHEMES[name]}, [])))

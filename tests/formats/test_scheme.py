@@ -87,6 +87,17 @@ def test_rows_that_share_scales():
     ]
 
 
+def test_inputs_have_a_rule_where_it_can_choose():
+    row = SCHEMES["NVFP4"].with_input_rule("mse")
+    assert row.activation.scale_rule == "mse" and row.with_input_rule(None) == row
+    assert SCHEMES["NVFP4"].with_input_rule("max") == SCHEMES["NVFP4"]
+    for name in ("NVFP4A16", "MXFP4", "W8A8"):
+        with pytest.raises(InputError, match=f"--input-scale-rule mse: scheme {name} has no inputs in groups"):
+            SCHEMES[name].with_input_rule("mse")
+    with pytest.raises(InputError, match="--input-scale-rule msee: no rule has this name; did you mean 'mse'"):
+        SCHEMES["NVFP4"].with_input_rule("msee")
+
+
 def test_symmetry_renames():
     assert SCHEMES["W4A16"].with_symmetry(False) == SCHEMES["W4A16_ASYM"]
     assert SCHEMES["W4A16_ASYM"].with_symmetry(True) == SCHEMES["W4A16"]

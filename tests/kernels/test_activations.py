@@ -141,3 +141,36 @@ def test_nan_is_not_hidden(name: str) -> None:
     seen = quantize_activation(x, activation, given)
     assert seen[0].isfinite().all()
     assert seen[1].isnan().sum() == (activation.group_size or 256)
+
+
+def error(x: Tensor, scale: Tensor) -> Tensor:
+    """Squared, of E2M1 codes under scales [groups, candidates] of `x` [groups, size]."""
+    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    units = x.abs()[:, None] / scale[..., None]
+    nearest = (units[..., None] - grid).abs().amin(-1)
+    return ((nearest * scale[..., None]) ** 2).sum(-1)
+
+
+@pytest.mark.parametrize(("rule", "first", "others"), [("max", 6, 4), ("four-over-six", 6, 4.5), ("mse", 6.5, 4.875)])
+def test_rules_choose_what_loses_less(rule: str, first: float, others: float) -> None:
+    activation = SCHEMES["NVFP4"].with_input_rule(rule).activation
+    x = torch.full((1, 16), 5.0)
+    x[0, 0] = 6
+    expected = torch.full((1, 16), float(others))
+    expected[0, 0] = first
+    assert torch.equal(quantize_activation(x, activation, torch.ones(1)), expected)
+
+
+def test_the_best_of_all_scales_is_found() -> None:
+    """But for groups that would lose little less by codes further away."""
+    x = torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
+    given = torch.tensor([40.0])
+    codes = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn).float() / given
+    least = torch.cat([error(part, codes.expand(len(part), -1)).amin(1) for part in x.split(500)])
+    lost = {
+        rule: (quantize_activation(x, SCHEMES["NVFP4"].with_input_rule(rule).activation, given) - x).square().sum(1)
+        for rule in ("max", "four-over-six", "mse")
+    }
+    assert (lost["mse"] <= lost["four-over-six"]).all() and (lost["four-over-six"] <= lost["max"]).all()
+    assert lost["mse"].sum() <= 1.01 * least.sum()
+    assert lost["mse"].sum() <= 0.85 * lost["max"].sum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from compress_llm.formats.checkpoint import Checkpoint
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.packings import packing
 from compress_llm.formats.replacing import staging_path
+from compress_llm.kernels.load import load
 
 TEXT = Path(__file__).with_name("calibration.txt")
 SMALL_RUN = {"num_samples": 3, "seq_len": 16, "batch_size": 2, "dataset": str(TEXT)}
@@ -126,6 +128,20 @@ def test_the_scale_rule_is_named_in_report_and_config(tiny_llama: Path, tmp_path
         assert config["quantization_config"]["config_groups"]["group_0"]["weights"]["observer"] == rule
     with pytest.raises(InputError, match="--scale-rule even: is not for the scales of NVFP4A16"):
         prepare(str(tiny_llama), Recipe(scheme="NVFP4A16", scale_rule="even"))
+
+
+def test_the_rule_of_inputs_goes_with_the_output_and_is_kept_to(tiny_llama: Path, tmp_path: Path) -> None:
+    recipe = Recipe(scheme="NVFP4", input_scale_rule="mse", **SMALL_RUN)
+    assert any("--input-scale-rule" in warning for warning in prepare(str(tiny_llama), recipe, device="cpu").warnings)
+    for name, chosen in (("mse", recipe), ("max", replace(recipe, input_scale_rule=None))):
+        report = quantize(str(tiny_llama), tmp_path / name, chosen, device="cpu")
+        assert report.recipe.input_scale_rule == chosen.input_scale_rule
+    best, largest = (load(tmp_path / name).model.layers[0].mlp.down_proj for name in ("mse", "max"))
+    assert torch.equal(best.weight_rows(), largest.weight_rows())
+    x = torch.randn(64, best.in_features, generator=torch.Generator().manual_seed(0))
+    x *= 448 / best.tensors["input_global_scale"]  # within what was calibrated
+    exact = x @ best.weight_rows().T
+    assert (best(x) - exact).norm() < 0.95 * (largest(x) - exact).norm()
 
 
 def test_weights_without_scales_have_no_scale_rule(tiny_llama: Path) -> None:

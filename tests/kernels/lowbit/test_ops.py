@@ -79,7 +79,7 @@ def test_floating_point_operators_keep_their_promises(float_sample, device) -> N
     torch.library.opcheck(torch.ops.compress_llm.linear, given, test_utils=checks)
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, True), test_utils=checks[1:])
     torch.library.opcheck(
-        torch.ops.compress_llm.round_inputs, (x.to(device), None, "e2m1", 32, True), test_utils=checks
+        torch.ops.compress_llm.round_inputs, (x.to(device), None, "e2m1", 32, True, "mse"), test_utils=checks
     )
     given = (*ops.quantize_tokens(x, None, True), narrow.codes, None, narrow.factors, None, 72, torch.float16)
     torch.library.opcheck(
