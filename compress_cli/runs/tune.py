@@ -140,7 +140,6 @@ def _decode_neighbours(now: DecodeConfig) -> Iterator[DecodeConfig]:
                 for counted, stages in ((1, 2), (0, 2), (0, 3)):
                     yield replace(split, counted=counted, stages=stages)
     yield replace(now, spread=0)
-    yield replace(now, paired=1 - now.paired)
 
 
 def _gemm_neighbours(now: GemmConfig) -> Iterator[GemmConfig]:

@@ -85,21 +85,21 @@ def reasoned(weight: Arranged, tokens: int, processors: int) -> Config:
 
 
 def _decode(weight: Arranged, tokens: int, processors: int) -> DecodeConfig:
-    """Few tiles a processor: two share K. Few tokens: the lanes copy x themselves."""
+    """Few tiles a processor: two share K. Few tokens: the lanes copy x themselves, and more warps help."""
     tiles = -(-weight.out_features // 16)
     cluster = 2 if 2 * tiles <= 5 * processors else 1
     blocks = processors // cluster
     most = -(-tiles // blocks)  # tiles that a block gets
-    pairs, counted = 2 if most <= 4 else 4, int(tokens <= 4 and weight.bits == 4)
+    pairs, counted = 2 if most <= 4 else 4, int(tokens <= (4 if cluster > 1 else 2) and weight.bits == 4)
     config = DecodeConfig(
+        warps=12 if counted and cluster == 1 else 8,
         pairs=pairs,
-        depth=3 if weight.bits == 8 else 4 if counted or pairs == 2 else 3 if tokens <= 8 else 2,
-        stages=3 if pairs == 2 and not counted else 2,
+        depth=3 if weight.bits == 8 else 2 if cluster == 1 else 4,
+        stages=3 if pairs == 2 and not counted and (cluster > 1 or weight.bits == 8) else 2,
         cluster=cluster,
         counted=counted,
         unit=2 if 2 * -(-tiles // (2 * blocks)) <= most else 1,
         grid=processors,
-        paired=int(tokens == 1),
     )
     while config.depth > 2 and config.shared_bytes(weight, tokens) > MOST_DYNAMIC:
         config = replace(config, depth=config.depth - 1)

@@ -21,8 +21,8 @@ WIDE = 64  # inputs in 128 bytes
 class DecodeConfig:
     """How decode.cu is specialised (its header says what the names mean), and how tiles are dealt to `grid` blocks.
 
-    `unit` tiles stay together; 1 balances better, 2 keeps the pairs whole. `counted`, `spread` and `paired` are 0 or 1;
-    floating-point codes alone know the last two, and `spread` one token and scales of groups alone.
+    `unit` tiles stay together; 1 balances better, 2 keeps the pairs whole. `counted` and `spread` are 0 or 1, `spread`
+    for floating-point codes with scales of groups and one token alone.
     """
 
     warps: int = 8
@@ -34,7 +34,6 @@ class DecodeConfig:
     unit: int = 1
     grid: int = 132
     spread: int = 1
-    paired: int = 0
 
     def shared_bytes(self, weight: Arranged, tokens: int) -> int:
         """Dynamic shared memory of a block."""
@@ -65,7 +64,6 @@ def macros(weight: Arranged, dtype: torch.dtype, tokens: int, config: DecodeConf
         "CLUSTER": config.cluster,
         "COUNTED": config.counted,
         "SPREAD": int(config.spread and tokens == 1 and weight.floating and weight.group > 0),
-        "PAIRED": int(config.paired and weight.floating),
     }
 
 

@@ -6,8 +6,7 @@
 // among the copies of the weights, which suits few tokens; else by the copy engine, which suits many. Partial sums meet
 // in shared memory in warp order.
 // Macros beside common.cuh's: NT, WARPS, PAIRS (of tiles a round), DEPTH, XSTAGES, CLUSTER, COUNTED, SPREAD: 1 where M is
-// 1 and codes have scales of groups, and these are to be applied to sums (decode_tile.cuh), PAIRED: 1 multiplies both tiles
-// of a pair also where one is another block's, which is then not stored: fewer ways through the loop.
+// 1 and codes have scales of groups, and these are to be applied to sums (decode_tile.cuh).
 constexpr int PARTIAL = TILES * WARPS * NT * 32;
 constexpr int AHEAD = (PAIRS - 1 + DEPTH) / PAIRS;  // blocks of inputs that the ring is ahead, at most
 static_assert(DEPTH <= 2 * PAIRS, "the first copies reach the second round at most");
@@ -249,10 +248,7 @@ decode(const __grid_constant__ Input in, Weights w, Output out, int tiles, int u
         __syncwarp();
         feed.tiles(next_first[(t / 2 + DEPTH) / PAIRS] + (t / 2 + DEPTH) % PAIRS * 2, next_g[(t / 2 + DEPTH) / PAIRS]);
         const bool even = first + t >= part.mine.begin && first + t < part.mine.end, odd = first + t + 1 < part.mine.end;
-        if constexpr (PAIRED) {
-          if constexpr (SPREAD) multiply_spread<2>(sum + t, item, b, lane);
-          else multiply_floating<2>(sum + t, item, b);
-        } else if constexpr (SPREAD) {
+        if constexpr (SPREAD) {
           if (even && odd) multiply_spread<2>(sum + t, item, b, lane);
           else if (even) multiply_spread<1>(sum + t, item, b, lane);
           else if (odd) multiply_spread<1>(sum + t + 1, item + 1, b, lane);

@@ -115,7 +115,7 @@ def quantize(
     y, scales = torch.empty_like(x), 0 if not coded else 1 if given is None else 2
     mantissa, least = MANTISSAS.get(grid, (0, 0))
     tiny = 2.0**-127 if scales == 1 else torch.finfo(x.dtype).eps
-    trials = (0, *TRIALS[scale_rule])
+    trials = (0, *(TRIALS[scale_rule] if scales == 2 else ()))
     options = {"launch_pdl": True} if pdl else {}
     _round[(x.shape[0],)](
         x, y if given is None else given, y, features, to.lowest, to.highest, to.highest if coded else to.reach,

@@ -40,6 +40,7 @@ def test_reasoned_configurations_fit_and_are_legal(bits: int, zero: str | None) 
                 assert shared(config, given, tokens) <= configs.MOST_DYNAMIC
                 assert isinstance(config, DecodeConfig) == (tokens <= 16)
                 if isinstance(config, DecodeConfig):
+                    assert 2 <= config.depth <= 2 * config.pairs
                     assert not config.counted or config.depth <= config.stages * config.pairs
                 else:
                     assert config.stages >= 2

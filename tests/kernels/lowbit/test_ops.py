@@ -78,9 +78,8 @@ def test_floating_point_operators_keep_their_promises(float_sample, device) -> N
     given = (x, *weight.tensors, None, 4, 16, 72, True)
     torch.library.opcheck(torch.ops.compress_llm.linear, given, test_utils=checks)
     torch.library.opcheck(torch.ops.compress_llm.quantize_tokens, (x, None, True), test_utils=checks[1:])
-    torch.library.opcheck(
-        torch.ops.compress_llm.round_inputs, (x.to(device), None, "e2m1", 32, True, "mse"), test_utils=checks
-    )
+    for kind in ((None, "e2m1", 32, True, "max"), (torch.ones(1, device=device), "e2m1", 16, True, "mse")):
+        torch.library.opcheck(torch.ops.compress_llm.round_inputs, (x.to(device), *kind), test_utils=checks)
     given = (*ops.quantize_tokens(x, None, True), narrow.codes, None, narrow.factors, None, 72, torch.float16)
     torch.library.opcheck(
         torch.ops.compress_llm.narrow_linear, given, test_utils=checks[1:]

@@ -274,9 +274,9 @@ def test_scales_of_one_token_go_into_sums_or_codes(float_sample, error, device, 
     weight = float_sample(kind, 1096, 1088, device)
     x = torch.randn(1, 1088, device=device, dtype=dtype)
     exact = x.double().cpu() @ weight.exact.T
-    for spread, paired, grid in ((0, 0, 132), (0, 1, 8), (1, 0, 132), (1, 1, 132), (1, 1, 8)):
+    for spread, grid in ((0, 132), (0, 8), (1, 132), (1, 8)):
         y = torch.empty(1, 1096, device=device, dtype=dtype)
-        config = DecodeConfig(2 * 4, 2, 2, 2, cluster, counted, 1, grid, spread, paired)
+        config = DecodeConfig(2 * 4, 2, 2, 2, cluster, counted, 1, grid, spread)
         cuda_decode.decode(x, weight.arranged, y, config, None, False)
         assert error(y, exact) < 1.5 * error(exact.to(dtype), exact)
 
