@@ -4,7 +4,7 @@ The arithmetic is compressed-tensors', in the dtype of the inputs. Values that a
 float32; where inputs are half-precision they are rounded to that once more.
 
 E4M3 scales may be chosen by other rules than the largest magnitude of their group: "four-over-six" (arXiv 2512.02010)
-also tries the scale half as large again, where that magnitude meets the code 4, and "mse" codes around; what has the
+also tries the scale under which that magnitude is the code 4, not 6, and "mse" codes around; what has the
 lowest squared error is taken. Hardware does not ask where scales came from. Powers of two leave nothing to choose (KL
 of bookllama-7m on development text, MXFP4, rotation and GPTQ: .115 by the largest magnitude, .118 by a search).
 """
@@ -19,8 +19,9 @@ from torch import Tensor
 from ..formats.scheme import Activation
 from .float_reference import power_below, round_e2m1, round_e4m3
 
-TRIALS = {"max": (), "four-over-six": (4,), "mse": (-2, -1, 1, 2, 3, 4, 5)}
-"""By rule: codes of E4M3 to try, counted from the one of the largest magnitude. There are eight an octave."""
+TRIALS = (-2, -1, 1, 2, 3, 4, 5)
+"""Codes of E4M3 that "mse" tries, counted from the one of the largest magnitude. There are eight an octave."""
+FOUR = 4.0
 
 ROUND: dict[str, Callable[[Tensor], Tensor]] = {
     "int4": torch.round,
@@ -73,21 +74,23 @@ def _scale(x: Tensor, activation: Activation, given: Tensor | None) -> Tensor:
         return torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
     if given is None:
         return _power(amax.float(), activation.grid.highest)
-    code = round_e4m3((amax / activation.grid.highest).float() * given)
-    first = _unit(code, given)
-    others = [_unit(_stepped(code, step), given) for step in TRIALS[activation.scale_rule]]
-    return _closest(x.float(), first, others, activation) if others else first
+    code, rule = round_e4m3((amax / activation.grid.highest).float() * given), activation.scale_rule
+    others = [_stepped(code, step) for step in TRIALS] if rule == "mse" else []
+    if rule == "four-over-six":
+        others = [round_e4m3((amax / FOUR).float() * given)]
+    scales = [_unit(other, given) for other in (code, *others)]
+    return _closest(x.float(), scales, activation) if others else scales[0]
 
 
-def _closest(x: Tensor, first: Tensor, others: Sequence[Tensor], activation: Activation) -> Tensor:
-    """For each group the scale that loses least of it: the first one, unless another is better."""
+def _closest(x: Tensor, scales: Sequence[Tensor], activation: Activation) -> Tensor:
+    """For each group the scale that loses least of it, of equal ones the first."""
 
     def error(scale: Tensor) -> Tensor:
         codes = (x / scale).clamp_(activation.grid.lowest, activation.grid.highest)
         return (ROUND[activation.grid.name](codes) * scale - x).square_().sum(-1, keepdim=True)
 
-    best, least = first, error(first)
-    for scale in others:
+    best, least = scales[0], error(scales[0])
+    for scale in scales[1:]:
         lost = error(scale)
         better = lost < least
         best, least = torch.where(better, scale, best), torch.where(better, lost, least)

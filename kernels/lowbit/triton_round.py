@@ -42,6 +42,12 @@ def _codes(x, scale, lowest, highest, MANTISSA: tl.constexpr, LEAST: tl.constexp
 
 
 @triton.jit
+def _code(scale):
+    """The nearest E4M3 numbers."""
+    return on_grid(tl.minimum(scale, 448.0), 3, -6)
+
+
+@triton.jit
 def _unit(code, given):
     """What E4M3 scales `code` are worth under the global one."""
     return tl.div_rn(tl.where(code == 0, 0.125, code), given + tl.zeros_like(code))
@@ -51,7 +57,7 @@ def _unit(code, given):
 def _round(
     x_ptr, given_ptr, y_ptr, K, lowest, highest, reach, reach_power, tiny,
     SPAN: tl.constexpr, WIDTH: tl.constexpr, SCALES: tl.constexpr, MANTISSA: tl.constexpr, LEAST: tl.constexpr,
-    HALF: tl.constexpr, BRAIN: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, STEP: tl.constexpr,
+    HALF: tl.constexpr, BRAIN: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, FOUR: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     k = tl.arange(0, WIDTH)
@@ -67,21 +73,22 @@ def _round(
         scale = tl.maximum(scale, tiny)
     elif SCALES == 2:
         given = tl.load(given_ptr)
-        code = on_grid(
-            tl.minimum(rounded(tl.div_rn(amax, reach + tl.zeros_like(amax)), HALF, BRAIN) * given, 448.0), 3, -6
-        )
+        code = _code(rounded(tl.div_rn(amax, reach + tl.zeros_like(amax)), HALF, BRAIN) * given)
         scale = _unit(code, given)
     else:
         scale = rounded(tl.div_rn(amax, reach + tl.zeros_like(amax)), HALF, BRAIN)
         scale = tl.where(scale == 0, tiny, scale)
     q = _codes(x, scale, lowest, highest, MANTISSA, LEAST, HALF and SCALES == 0, BRAIN and SCALES == 0)
-    if LOW < HIGH:  # codes of scales around the first one
+    if LOW < HIGH:  # codes of scales around the first one, or one other
         off = q * scale[:, None] - x
         least = tl.sum(off * off, 1)
-        for step in tl.static_range(LOW, HIGH + 1, STEP):
+        for step in tl.static_range(LOW, HIGH + 1):
             if step != 0:
-                bits = tl.maximum(code.to(tl.int32, bitcast=True) + step * 1048576, 0)
-                trial = _unit(on_grid(tl.minimum(bits.to(tl.float32, bitcast=True), 448.0), 3, -6), given)
+                if FOUR:
+                    trial = _unit(_code(rounded(amax * 0.25, HALF, BRAIN) * given), given)
+                else:
+                    bits = tl.maximum(code.to(tl.int32, bitcast=True) + step * 1048576, 0)
+                    trial = _unit(_code(bits.to(tl.float32, bitcast=True)), given)
                 other = _codes(x, trial, lowest, highest, MANTISSA, LEAST, False, False)
                 off = other * trial[:, None] - x
                 lost = tl.sum(off * off, 1)
@@ -115,13 +122,13 @@ def quantize(
     y, scales = torch.empty_like(x), 0 if not coded else 1 if given is None else 2
     mantissa, least = MANTISSAS.get(grid, (0, 0))
     tiny = 2.0**-127 if scales == 1 else torch.finfo(x.dtype).eps
-    trials = (0, *(TRIALS[scale_rule] if scales == 2 else ()))
+    trials = {"max": (0,), "four-over-six": (0, 1), "mse": TRIALS}[scale_rule] if scales == 2 else (0,)
     options = {"launch_pdl": True} if pdl else {}
     _round[(x.shape[0],)](
         x, y if given is None else given, y, features, to.lowest, to.highest, to.highest if coded else to.reach,
         2.0 ** -floor(log2(to.highest)), tiny, SPAN=group or width, WIDTH=width, SCALES=scales, MANTISSA=mantissa,
         LEAST=least, HALF=x.dtype == torch.float16, BRAIN=x.dtype == torch.bfloat16, LOW=min(trials),
-        HIGH=max(trials), STEP=4 if scale_rule == "four-over-six" else 1, PDL=pdl,
+        HIGH=max(trials), FOUR=scale_rule == "four-over-six", PDL=pdl,
         num_warps=min(16, max(1, width // 512)), **options,
     )  # fmt: skip
     return y

@@ -62,7 +62,7 @@ def main() -> None:
     compiled("quantize_blocks", triton_quantize_blocks._quantize, 90, constants, pointers)
     floats = dict.fromkeys(("lowest", "highest", "reach", "reach_power", "tiny"), "fp32")
     constants = {"SPAN": 16, "WIDTH": 512, "SCALES": 2, "MANTISSA": 1, "LEAST": 0, "HALF": False, "BRAIN": True}
-    constants |= {"LOW": -2, "HIGH": 5, "STEP": 1}
+    constants |= {"LOW": -2, "HIGH": 5, "FOUR": False}
     compiled("round", triton_round._round, 90, constants | {"PDL": True}, floats)
 
 
