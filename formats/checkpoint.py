@@ -110,14 +110,14 @@ class Checkpoint:
         return digest.hexdigest()
 
 
-def resolve(model: str) -> Path:
+def resolve(model: str, key: str = "MODEL") -> Path:
     """The directory that `model` means: a local one, else the snapshot of that id in the local Hub cache.
 
     Never asks the network. Puts back a directory whose replacement was cut off (`replacing.recover`). Raises
-    InputError when `model` is neither.
+    InputError when `model` is neither; `key` says which one where it has no name.
     """
     if not model:
-        raise InputError("MODEL", "is empty", "name a model directory or an id")
+        raise InputError(key, "is empty", "name a model directory or an id")
     local = Path(model)
     with disk_faults(model, kept=None):
         recover(local)

@@ -114,13 +114,15 @@ def remove(path: Path) -> None:
 def disk_faults(key: str, kept: Path | None) -> Iterator[None]:
     """Turn what a disk can do to a writer into an error that tells the user what to do.
 
-    Raises StoppedEarly, which says that the finished parts in `kept` wait for `--resume`; with `kept` None, before
-    there is any work, InputError.
+    Raises StoppedEarly, which says that the finished parts in `kept` wait for `--resume`; with `kept` None, where
+    nothing waits, it is for a full disk alone, and InputError for the rest.
     """
     try:
         yield
     except OSError as error:
         cause = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+        if kept is None and error.errno in FULL:
+            raise StoppedEarly(key, f"writing failed: {cause}", "make room and run again") from error
         if kept is None:
             raise InputError(key, f"cannot be written: {cause}", "name a directory that can be") from error
         remedy = "make room" if error.errno in FULL else "set that right"

@@ -82,7 +82,7 @@ def bench(
                 raise InputError(flag, f"the linears of {directory} say it", f"leave out {flag} or the directory")
         kinds = kinds_of(Checkpoint.open(resolve(str(directory))))
         if reference is not None and reference != EMBEDDED:
-            resolve(reference)  # what is not there is said before minutes of measuring
+            resolve(reference, "--reference")  # what is not there is said before minutes of measuring
     for row, size in kinds:
         if row.group_size is not None and size[1] % row.group_size:
             cause = f"is not divided by the groups of {row.group_size} of {row.name}"

@@ -117,7 +117,7 @@ def _prepare(
     trust_remote_code: bool,
 ) -> _Task:
     directory = _directory(model)
-    original = None if reference is None else _directory(reference)
+    original = None if reference is None else _directory(reference, "--reference")
     config = read_config(directory, trust_remote_code)
     row = protocols.protocol(**rules, longest=_longest(config))
     if dataset is None and row.text_sha256 is not None:
@@ -216,8 +216,8 @@ def _result(
     )
 
 
-def _directory(model: str | Path | None) -> Path:
-    return embedded.model_path() if model is None or str(model) == EMBEDDED else resolve(str(model))
+def _directory(model: str | Path | None, key: str = "MODEL") -> Path:
+    return embedded.model_path() if model is None or str(model) == EMBEDDED else resolve(str(model), key)
 
 
 def _shown(model: str | Path | None) -> str:

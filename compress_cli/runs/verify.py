@@ -57,7 +57,9 @@ def verify(directory: str | Path, reference: str | Path | None = None, *, track:
 
 
 def _source(reference: str) -> Source:
-    return Source(Checkpoint.open(embedded.model_path() if reference == EMBEDDED else resolve(reference)))
+    return Source(
+        Checkpoint.open(embedded.model_path() if reference == EMBEDDED else resolve(reference, "--reference"))
+    )
 
 
 def _checks(directory: Path, source: Source | None, track: Track) -> Iterator[Check]:

@@ -235,6 +235,8 @@ def test_resolve_takes_directories_and_refuses_the_rest(tmp_path):
     for model, cause in ((str(folder / "config.json"), "is a file"), ("", "is empty"), ("a/b/c", "no such directory")):
         with pytest.raises(InputError, match=cause):
             resolve(model)
+    with pytest.raises(InputError, match="^--reference: is empty"):
+        resolve("", "--reference")
 
 
 def test_resolve_puts_back_a_directory_whose_replacement_was_cut_off(tmp_path):

@@ -79,6 +79,7 @@ def test_publish_replaces_and_remove_takes_anything(tmp_path):
         (errno.EDQUOT, True, StoppedEarly, "make room and run again with --resume"),
         (errno.EIO, True, StoppedEarly, "set that right and run again with --resume"),
         (errno.EACCES, False, InputError, "cannot be written"),
+        (errno.ENOSPC, False, StoppedEarly, "make room and run again"),
     ],
 )
 def test_disk_faults_tell_what_to_do(tmp_path, number, kept, kind, words):
