@@ -13,8 +13,6 @@ from torch import Tensor
 from ..formats.scheme import Scheme
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E2M1_HALVES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Between neighbours: every other one belongs to the value below it, whose code is even."""
 
 
 def e2m1_values(packed: Tensor) -> Tensor:
@@ -25,13 +23,10 @@ def e2m1_values(packed: Tensor) -> Tensor:
 
 
 def round_e2m1(x: Tensor) -> Tensor:
-    """The nearest E2M1 values, halves to the even code, in the dtype of `x`."""
-    size = x.abs()
-    value = torch.zeros_like(size)
-    for index, half in enumerate(E2M1_HALVES):
-        above = size > half if index % 2 == 0 else size >= half
-        value = torch.where(above, E2M1_VALUES[index + 1], value)
-    return value.copysign(x)
+    """The nearest E2M1 values, halves to the even code, saturating, in the dtype of `x`."""
+    size = x.abs().clamp_(max=E2M1_VALUES[-1])
+    step = torch.where(size < 4, torch.where(size < 2, 0.5, 1.0), 2.0).to(x.dtype)
+    return ((size / step).round_() * step).copysign_(x)  # even multiples of a step have even codes
 
 
 def round_e4m3(x: Tensor) -> Tensor:
