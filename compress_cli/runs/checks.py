@@ -132,8 +132,13 @@ def _disagreement(linear: str, said: Scheme | None, report: SavedReport) -> str 
         where = "config.json" if said is None else "the report"
         return f"'{linear}' is not packed according to {where}"
     wanted = replace(scheme(row.scheme), name=said.name, symmetric=said.symmetric, rotation=row.rotation)
+    wanted = wanted.with_input_rule(row.input_scale_rule, f"{linear} input_scale_rule")
     if wanted.sparsity is not None and said.sparsity is not None:  # the ratio and the layout are the recipe's
         wanted = replace(wanted, sparsity=said.sparsity, packing=said.packing)
+    ours, theirs = said.activation, wanted.activation
+    if ours is not None and theirs is not None and ours.scale_rule != theirs.scale_rule:
+        rules = f"by {ours.scale_rule} in config.json and by {theirs.scale_rule} in the report"
+        return f"'{linear}' has the scales of its inputs {rules}"
     if wanted.with_group(row.group_size) != said:
         size = said.group_size or "channel"
         was = f"{row.scheme}, group {row.group_size or 'channel'}"

@@ -107,7 +107,7 @@ def peaks(facts: Architecture, layers: Iterable[Layer], weight: Callable[[Layer]
 
 
 def _scale_details(pick: Pick, result: Packable) -> dict[str, Any]:
-    """What the report says of scales, where there are any: the rule, and the global scale where there is one."""
+    """What the report says of scales, where there are any: the rules, and the global scale where there is one."""
     details: dict[str, Any] = {}
     if not isinstance(result, Rounded):
         return details
@@ -115,6 +115,9 @@ def _scale_details(pick: Pick, result: Packable) -> dict[str, Any]:
         details["scale_rule"] = resolve(pick.options["scale_rule"], result.scheme)
     if result.params.global_scale is not None:
         details["global_scale"] = float(result.params.global_scale)
+    inputs = result.scheme.activation
+    if inputs is not None and inputs.global_scale:
+        details["input_scale_rule"] = inputs.scale_rule
     return details
 
 

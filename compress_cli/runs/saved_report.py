@@ -23,6 +23,7 @@ class SavedLayer:
     output_error: float | None
     transformed: bool
     rotation: int | None = None
+    input_scale_rule: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def read_report(directory: Path) -> SavedReport | None:
 
 def _layer(row: Mapping[str, object]) -> SavedLayer:
     group_size, output_error = row["group_size"], row["output_error"]
-    rotation = row.get("rotation")
+    rotation, details = row.get("rotation"), row.get("details")
+    rule = details.get("input_scale_rule") if isinstance(details, Mapping) else None
     return SavedLayer(
         scheme=_text(row["scheme"]),
         method=_text(row["method"]),
@@ -76,6 +78,7 @@ def _layer(row: Mapping[str, object]) -> SavedLayer:
         output_error=None if output_error is None else _number(output_error),
         transformed=row["transformed"] is True,
         rotation=None if rotation is None else int(_number(rotation)),
+        input_scale_rule=None if rule is None else _text(rule),
     )
 
 

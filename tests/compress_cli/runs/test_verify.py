@@ -34,6 +34,7 @@ RECIPES = {
     "awq": Recipe(group_size=32, method="awq,rtn", **SMALL_RUN),
     "hadamard": Recipe(scheme="MXFP4", method="hadamard,rtn", lm_head="W8A16"),
     "awq,hadamard": Recipe(group_size=32, method="awq,hadamard,gptq", **SMALL_RUN),
+    "inputs by mse": Recipe(scheme="NVFP4", method="rtn", input_scale_rule="mse", **SMALL_RUN),
 }
 SCALE = "model.layers.1.mlp.up_proj.weight_scale"
 
@@ -222,6 +223,16 @@ def test_a_config_that_says_something_else_is_found(out: Path, edit: Callable[[d
     (out / "config.json").write_text(json.dumps(config))
     edit_report(out, lambda report: report["files"].update({"config.json": sha256_of_file(out / "config.json")}))
     assert words in failed(verify(out))["quantization_config"]
+
+
+def test_another_rule_of_inputs_is_found(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    quantize(str(model), out, RECIPES["inputs by mse"])
+    config = json.loads((out / "config.json").read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["input_activations"].pop("observer_kwargs")
+    (out / "config.json").write_text(json.dumps(config))
+    edit_report(out, lambda report: report["files"].update({"config.json": sha256_of_file(out / "config.json")}))
+    assert "by max in config.json and by mse in the report" in failed(verify(out))["quantization_config"]
 
 
 def test_a_report_that_promises_other_layers_is_found(out: Path) -> None:
