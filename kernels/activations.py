@@ -4,9 +4,9 @@ The arithmetic is compressed-tensors', in the dtype of the inputs. Values that a
 float32; where inputs are half-precision they are rounded to that once more.
 
 E4M3 scales may be chosen by other rules than the largest magnitude of their group: "four-over-six" (arXiv 2512.02010)
-also tries the scale under which that magnitude is the code 4, not 6, and "mse" codes around; what has the
-lowest squared error is taken. Hardware does not ask where scales came from. Powers of two leave nothing to choose (KL
-of bookllama-7m on development text, MXFP4, rotation and GPTQ: .115 by the largest magnitude, .118 by a search).
+also tries the scale under which that magnitude is the code 4, not 6, and "mse" codes around; what has the lowest
+squared error is taken. Hardware does not ask where scales came from. Powers of two leave nothing to choose (KL of
+bookllama-7m on development text, MXFP4, rotation and GPTQ: .115 by the largest magnitude, .118 by a search).
 """
 
 from __future__ import annotations

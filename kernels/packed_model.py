@@ -31,8 +31,8 @@ def load_packed(
 
     `ready` is called with the model and the path of each of these once it is read, but for its bias, and may put
     another module in its place; all else is read afterwards, when what that took is free again. Tensors that are not
-    packed are cast to `dtype`. Raises InputError for a quantisation that is not read, and for
-    tensors that are missing, unexpected, or of another dtype, shape or content.
+    packed are cast to `dtype`. Raises InputError for a quantisation that is not read, and for tensors that are missing,
+    unexpected, or of another dtype, shape or content.
     """
     model = empty_model(config, dtype, trust_remote_code=trust_remote_code)
     names = names_of(model)

@@ -1,10 +1,9 @@
 // y[M, N] = x[M, K] w[N, K]^T for M <= 8 NT and 16-bit activations: the weights stream once.
 //
-// A block owns a range of 16-row tiles and, with CLUSTER = 2, half of K; its warps split K further: side by side, which
-// memory likes, but where half of K is little, in ranges. Each copies the tiles it multiplies DEPTH pairs ahead into a
-// ring of its own. x comes XSTAGES blocks ahead: with COUNTED by the lanes,
-// among the copies of the weights, which suits few tokens; else by the copy engine, which suits many. Partial sums meet
-// in shared memory in warp order.
+// A block owns a range of 16-row tiles and, with CLUSTER = 2, half of K. Its warps split K further: block by block, which
+// memory likes, or, where half of K is little, in ranges. Each copies the tiles it multiplies DEPTH pairs ahead into a
+// ring of its own. x comes XSTAGES blocks ahead: with COUNTED by the lanes, among the copies of the weights, which suits
+// few tokens; else by the copy engine, which suits many. Partial sums meet in shared memory in warp order.
 // Macros beside common.cuh's: NT, WARPS, PAIRS (of tiles a round), DEPTH, XSTAGES, CLUSTER, COUNTED, SPREAD: 1 where M is
 // 1 and codes have scales of groups, and these are to be applied to sums (decode_tile.cuh).
 constexpr int PARTIAL = TILES * WARPS * NT * 32;
