@@ -32,8 +32,8 @@ INPUTS_BY_MAX = (
     "compress_llm.load and compress eval-ppl keep the rule"
 )
 FP4_EXPERTS = (
-    "NVFP4 experts: transformers 5.24 loads them and computes nonsense; load the output with compress_llm, or choose "
-    "MXFP4"
+    "NVFP4 experts: transformers 5.24 loads them without their weight_global_scale and computes nonsense; load the "
+    "output with compress_llm, or choose MXFP4"
 )
 
 
