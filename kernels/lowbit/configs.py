@@ -7,13 +7,14 @@ the user's cache, which is read here too. Nothing is ever tried out inside a req
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...formats.durable import write_atomically
 from ..cuda import nvrtc
 from .cuda_decode import MOST_TOKENS, DecodeConfig
 from .cuda_gemm import GemmConfig
@@ -130,25 +131,34 @@ def _splits(blocks: int, steps: int, processors: int) -> int:
 
 def read(row: dict[str, Any]) -> Config:
     """The configuration written as `row`: {"decode": {…}} or {"gemm": {…}}."""
-    (name, fields), *_ = row.items()
-    return DecodeConfig(**fields) if name == "decode" else GemmConfig(**fields)
+    (name, values), *_ = row.items()
+    return DecodeConfig(**values) if name == "decode" else GemmConfig(**values)
 
 
 def written(config: Config) -> dict[str, dict[str, int]]:
     """`read` backwards: the fields that differ from the defaults."""
     default = type(config)()
-    fields = {name: value for name, value in asdict(config).items() if value != getattr(default, name)}
-    return {"decode" if isinstance(config, DecodeConfig) else "gemm": fields}
+    values = {name: value for name, value in asdict(config).items() if value != getattr(default, name)}
+    return {"decode" if isinstance(config, DecodeConfig) else "gemm": values}
 
 
 @lru_cache(maxsize=8)
 def tuned(device: str) -> dict[str, dict[str, Any]]:
-    """Measured configurations for the device of that name: the user's over the shipped ones."""
+    """Measured configurations for the device of that name: the user's over the shipped ones.
+
+    What another version of the kernels was measured with, and these do not have, is passed over.
+    """
     table: dict[str, dict[str, Any]] = {}
     for path in (SHIPPED, user_file()):
         if path.is_file():
-            table.update(json.loads(path.read_text(encoding="utf-8")).get(device, {}))
+            rows = json.loads(path.read_text(encoding="utf-8")).get(device, {})
+            table.update({key: row for key, row in rows.items() if _current(row)})
     return table
+
+
+def _current(row: dict[str, Any]) -> bool:
+    kinds = {"decode": DecodeConfig, "gemm": GemmConfig}
+    return all(name in kinds and row[name].keys() <= {item.name for item in fields(kinds[name])} for name in row)
 
 
 def user_file() -> Path:
@@ -162,5 +172,5 @@ def keep(device: str, rows: dict[str, dict[str, Any]]) -> None:
     table = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     table.setdefault(device, {}).update(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(table, indent=1, sort_keys=True), encoding="utf-8")
+    write_atomically(path, json.dumps(table, indent=1, sort_keys=True).encode())
     tuned.cache_clear()

@@ -118,6 +118,9 @@ def test_what_was_measured_here_is_preferred(tmp_path, monkeypatch: pytest.Monke
     configs.keep("NVIDIA H200", {"w4 1x1 1": configs.written(GemmConfig())})
     assert configs.read(configs.tuned("NVIDIA H200")[key]) == config
     assert configs.read(configs.tuned("NVIDIA H200")["w4 1x1 1"]) == GemmConfig()
+    configs.keep("NVIDIA H200", {key: {"decode": {"warps": 4, "of_another_version": 1}}, "w4 2x2 1": {"else": {}}})
+    assert configs.tuned("NVIDIA H200")[key] == json.loads(configs.SHIPPED.read_text())["NVIDIA H200"][key]
+    assert "w4 2x2 1" not in configs.tuned("NVIDIA H200")
     configs.tuned.cache_clear()
 
 
