@@ -196,15 +196,16 @@ def _scheme(group: Mapping[str, object], layout: object, place: str) -> Scheme:
     for row in _candidates(layout, wanted):
         activation = None if row.activation is None else _activation_arguments(row.activation)
         if _agree(_weight_arguments(row), weights) and _agree(activation, inputs):
-            return row.with_input_rule(_input_rule(inputs), f"{_SOURCE} {place}.input_activations {_RULE}")
+            key = f"{place}.input_activations"
+            return row.with_input_rule(_input_rule(inputs, key), f"{_SOURCE} {key} {_RULE}")
     cause = f"no scheme stored as {layout} has weights {wanted} and inputs {wanted_inputs}"
     raise InputError(f"{_SOURCE} {place}", cause, "use one of " + ", ".join(SCHEMES))
 
 
-def _input_rule(inputs: Mapping[str, object] | None) -> str | None:
+def _input_rule(inputs: Mapping[str, object] | None, place: str) -> str | None:
     """By which rule the scales of inputs are chosen; None where nothing is said of it."""
     settings = None if inputs is None else inputs.get(_SETTINGS)
-    rule = settings.get(_RULE) if isinstance(settings, Mapping) else None
+    rule = None if settings is None else _mapping(settings, f"{place}.{_SETTINGS}").get(_RULE)
     return None if rule is None else str(rule)
 
 

@@ -87,6 +87,11 @@ class Scheme:
         return not isinstance(self.grid, Unrounded)
 
     @property
+    def has_input_rule(self) -> bool:
+        """Whether there is a choice of how scales of the inputs are found."""
+        return self.activation is not None and self.activation.global_scale
+
+    @property
     def spans_tensor(self) -> bool:
         """Whether a weight has a number that all its rows share, which engines want equal in what they fuse."""
         return self.global_scale or self.strategy == "tensor"
@@ -163,10 +168,10 @@ class Scheme:
         """
         if rule is None:
             return self
-        key, inputs = f"{flag} {rule}", self.activation
+        key, inputs, rule = f"{flag} {rule}", self.activation, rule.lower()
         if rule not in INPUT_RULES:
             raise InputError(key, "no rule has this name", nearest(rule, INPUT_RULES))
-        if inputs is None or not inputs.global_scale:
+        if inputs is None or not self.has_input_rule:
             cause = f"scheme {self.name} has no inputs in groups with scales of E4M3"
             raise InputError(key, cause, "leave it out, or use NVFP4")
         return replace(self, activation=replace(inputs, scale_rule=rule))

@@ -45,7 +45,7 @@ def test_kernels_imports_nothing(tmp_path: Path) -> None:
     assert python("-c", code, str(ROOT), cwd=tmp_path).stdout.split() == ["kernels"]
 
 
-@pytest.mark.parametrize("name", ["evaluate", "inspect", "load", "quantize", "verify"])
+@pytest.mark.parametrize("name", ["Recipe", "evaluate", "inspect", "load", "quantize", "verify"])
 def test_api_is_there_when_asked_for(name: str) -> None:
     assert name in dir(compress_llm)
     assert callable(getattr(compress_llm, name))

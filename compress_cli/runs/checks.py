@@ -138,7 +138,7 @@ def _disagreement(linear: str, said: Scheme | None, report: SavedReport) -> str 
     ours, theirs = said.activation, wanted.activation
     if ours is not None and theirs is not None and ours.scale_rule != theirs.scale_rule:
         rules = f"by {ours.scale_rule} in config.json and by {theirs.scale_rule} in the report"
-        return f"'{linear}' has the scales of its inputs {rules}"
+        return f"'{linear}' takes the scales of its inputs {rules}"
     if wanted.with_group(row.group_size) != said:
         size = said.group_size or "channel"
         was = f"{row.scheme}, group {row.group_size or 'channel'}"

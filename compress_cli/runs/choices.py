@@ -102,6 +102,8 @@ def chosen_schemes(
             chosen[name] = base.fit(name, width)
         else:
             chosen[name] = "not a target"
+        if isinstance(choice := chosen[name], Scheme):
+            chosen[name] = recipe.ruled(choice)
         _check_dtype(name, chosen[name], checkpoint.tensors[sources[name]].dtype)
     return chosen
 

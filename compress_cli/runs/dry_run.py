@@ -20,7 +20,7 @@ def dry_run_report(job: Job, out: Path) -> dict[str, Any]:
     check_disk(out, job.output_bytes)
     plan = job.plan
     return {
-        "command": command_line(job.model, plan.recipe),
+        "command": command_line(job.argument, plan.recipe),
         "recipe": plan.recipe.as_dict(),
         "source_sha256": None,
         "dataset": job.dataset,

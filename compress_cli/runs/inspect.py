@@ -22,8 +22,8 @@ class LayerView:
     """One matrix of the model. `scheme` is None for one that is stored plain, `dtype` that of its scales or elements.
 
     `group_size` None is one scale a row. `bits_per_weight` counts scales and zero points. `rotation` is the number of
-    inputs mixed before the product. `method`, `weight_error` and `output_error` are the report's, None where it does
-    not say.
+    inputs mixed before the product, `input_scale_rule` how scales of the inputs are chosen where there is a choice.
+    `method`, `weight_error` and `output_error` are the report's, None where it does not say.
     """
 
     name: str
@@ -37,6 +37,7 @@ class LayerView:
     weight_error: float | None = None
     output_error: float | None = None
     rotation: int | None = None
+    input_scale_rule: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def _format(quantization: Mapping[str, object]) -> str:
 
 
 def _packed_row(linear: Packed, promised: SavedLayer | None) -> LayerView:
+    inputs = linear.scheme.activation
     return LayerView(
         name=linear.name,
         scheme=linear.scheme.name if promised is None else promised.scheme,
@@ -134,6 +136,7 @@ def _packed_row(linear: Packed, promised: SavedLayer | None) -> LayerView:
         weight_error=None if promised is None else promised.weight_error,
         output_error=None if promised is None else promised.output_error,
         rotation=linear.scheme.rotation,
+        input_scale_rule=inputs.scale_rule if inputs is not None and linear.scheme.has_input_rule else None,
     )
 
 

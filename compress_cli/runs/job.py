@@ -11,7 +11,7 @@ import torch
 
 from ...calibration import embedded
 from ...calibration.compute import probed_dtype
-from ...calibration.sources import read_source
+from ...calibration.sources import EMBEDDED, read_source
 from ...calibration.tokenizer import load_tokenizer
 from ...calibration.windows import Windows, calibration_windows
 from ...formats.checkpoint import Checkpoint, resolve
@@ -46,6 +46,11 @@ class Job:
     output_bytes: int
 
     @property
+    def argument(self) -> str:
+        """What names the model on the command line, without the folders of this machine."""
+        return EMBEDDED if self.plan.checkpoint.directory == embedded.model_path() else self.model
+
+    @property
     def warnings(self) -> list[str]:
         """What the user should know before and after."""
         return [
@@ -64,6 +69,7 @@ def prepare(
     trust_remote_code: bool = False,
 ) -> Job:
     """Everything before the first weight is read. Raises InputError for whatever cannot work."""
+    model = None if model == EMBEDDED else model
     directory = embedded.model_path() if model is None else resolve(model)
     checkpoint = Checkpoint.open(directory)
     methods = chain(recipe)

@@ -133,7 +133,7 @@ def _report(
         for name, (dtype, shape) in sorted(written.items())
     }
     return Report(
-        command=command_line(job.model, job.plan.recipe),
+        command=command_line(job.argument, job.plan.recipe),
         recipe=job.plan.recipe,
         source_sha256=source,
         dataset=job.dataset,

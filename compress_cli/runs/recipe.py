@@ -32,10 +32,10 @@ class Recipe:
     """Everything that decides the bytes of an output, apart from the model, the machine and the versions.
 
     `method` is a comma separated list: any number of transforms or a sparsifier, then one rounding; None is the
-    scheme's own. `scale_rule` and `input_scale_rule` choose scales of weights and of inputs. `sparsity`, `pattern` and
-    `sparse_layout` change sparse schemes (None: as the scheme has it); `allocate` names how the ratio differs between
-    layers, `refit` fits what pruning left. `group_size` is a number, "channel", "auto" (the largest of 128, 64, 32 that
-    divides each layer, else channel) or None for the scheme's own.
+    scheme's own. `scale_rule` chooses scales of weights, `input_scale_rule` those of inputs, wherever a scheme has the
+    choice. `sparsity`, `pattern` and `sparse_layout` change sparse schemes (None: as the scheme has it); `allocate`
+    names how the ratio differs between layers, `refit` fits what pruning left. `group_size` is a number, "channel",
+    "auto" (the largest of 128, 64, 32 that divides each layer, else channel) or None for the scheme's own.
     Patterns are a checkpoint name, a glob, or `re:` and a regular expression. `dataset` None means that nothing is
     calibrated unless a method or scheme needs it, and then the embedded text is used.
     """
@@ -72,12 +72,14 @@ class Recipe:
             raise InputError(f"--seed {self.seed}", "is out of range", "give a number from 0 to 2^63 - 1")
         check_group_size(self.group_size)
         base = scheme(self.scheme)
-        self._changed(base)
+        base.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout)
+        named = [base]
         for rule in self.rules:
-            scheme(rule.scheme, "rules: scheme")
+            named.append(scheme(rule.scheme, "rules: scheme"))
             check_group_size(rule.group_size, "rules: group_size")
         if self.lm_head is not None:
-            scheme(self.lm_head, "--lm-head")
+            named.append(scheme(self.lm_head, "--lm-head"))
+        next((row for row in named if row.has_input_rule), base).with_input_rule(self.input_scale_rule)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -87,11 +89,12 @@ class Recipe:
 
     def base_scheme(self) -> tuple[Scheme, int | str | None]:
         """The scheme of every linear without a rule, and the group size asked for."""
-        return self._changed(resolved(self.scheme, self.symmetric)), self.group_size
+        found = resolved(self.scheme, self.symmetric)
+        return found.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout), self.group_size
 
-    def _changed(self, row: Scheme) -> Scheme:
-        pruned = row.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout)
-        return pruned.with_input_rule(self.input_scale_rule)
+    def ruled(self, row: Scheme) -> Scheme:
+        """`row`, the scheme of any linear, with the rule of its inputs where it has the choice."""
+        return row.with_input_rule(self.input_scale_rule) if row.has_input_rule else row
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` of it is an equal recipe."""

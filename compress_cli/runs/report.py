@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ... import __version__
-from ...formats.scheme import scheme
+from ...formats.scheme import INPUT_RULES, scheme
 from .plan import Plan, Spec, spec_bytes
 from .recipe import Recipe
 
@@ -228,4 +228,9 @@ def _loaders(report: Report) -> str:
             "`compressed_tensors.transform.apply_transform_config`."
         )
     engines = "transformers, vLLM or SGLang through `compressed-tensors`"
-    return f"Load it with `compress_llm.load(directory)`, or with {engines}."
+    less = ""
+    if any(row.details.get("input_scale_rule", INPUT_RULES[0]) != INPUT_RULES[0] for row in report.layers):
+        less = (
+            f", which choose\nthe scales of inputs by their largest magnitude, not by {report.recipe.input_scale_rule}"
+        )
+    return f"Load it with `compress_llm.load(directory)`, or with {engines}{less}."

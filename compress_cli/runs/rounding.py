@@ -116,7 +116,7 @@ def _scale_details(pick: Pick, result: Packable) -> dict[str, Any]:
     if result.params.global_scale is not None:
         details["global_scale"] = float(result.params.global_scale)
     inputs = result.scheme.activation
-    if inputs is not None and inputs.global_scale:
+    if inputs is not None and result.scheme.has_input_rule:
         details["input_scale_rule"] = inputs.scale_rule
     return details
 

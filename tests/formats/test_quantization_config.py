@@ -248,7 +248,10 @@ def test_the_rule_of_inputs_is_told_and_read(rule):
     assert parse(config, NAMES[:2]) == schemes
     assert QuantizationConfig.model_validate(config)
     group = next(iter(config["config_groups"].values()))
-    group["input_activations"]["observer_kwargs"]["scale_rule"] = "median"
+    group["input_activations"]["observer_kwargs"] = 7
+    with pytest.raises(InputError, match=r"input_activations\.observer_kwargs: is not a mapping"):
+        parse(config, NAMES[:2])
+    group["input_activations"]["observer_kwargs"] = {"scale_rule": "median"}
     with pytest.raises(InputError, match=r"input_activations scale_rule median: no rule has this name"):
         parse(config, NAMES[:2])
 

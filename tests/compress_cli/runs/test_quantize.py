@@ -144,6 +144,22 @@ def test_the_rule_of_inputs_goes_with_the_output_and_is_kept_to(tiny_llama: Path
     assert (best(x) - exact).norm() < 0.95 * (largest(x) - exact).norm()
 
 
+def test_the_rule_of_inputs_is_for_every_linear_that_has_the_choice(tiny_llama: Path) -> None:
+    recipe = Recipe(
+        scheme="W4A16", group_size=32, rules=(Rule("down_proj", "NVFP4"),), lm_head="NVFP4", input_scale_rule="MSE"
+    )
+    layers = {layer.name: layer.scheme for layer in prepare(str(tiny_llama), recipe, device="cpu").plan.layers}
+    assert layers["lm_head"].activation.scale_rule == "mse"
+    assert layers["model.layers.0.mlp.down_proj"].activation.scale_rule == "mse"
+    assert layers["model.layers.0.mlp.up_proj"].activation is None
+
+
+def test_the_command_names_the_embedded_model_as_commands_do() -> None:
+    job = prepare("embedded", Recipe(), device="cpu")
+    assert (job.argument, job.model) == ("embedded", "bookllama-7m")
+    assert prepare(None, Recipe(), device="cpu").argument == "embedded"
+
+
 def test_weights_without_scales_have_no_scale_rule(tiny_llama: Path) -> None:
     plan = prepare(str(tiny_llama), Recipe(scheme="SPARSE50", lm_head="W8A16", **SMALL_RUN)).plan
     groups = json.loads(config_json(plan))["quantization_config"]["config_groups"].values()
