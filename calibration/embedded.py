@@ -6,11 +6,15 @@ here and knows nothing of the folder.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
+from ..formats.checkpoint import resolve
 from ..formats.errors import InputError
 
+EMBEDDED = "embedded"
+"""What a user writes for what is embedded, model or text."""
 Split = Literal["calibration", "test"]
 
 MODEL_NAME = "bookllama-7m"
@@ -23,6 +27,18 @@ def model_path() -> Path:
     return _present(_ASSETS / MODEL_NAME)
 
 
+def model_directory(model: str | Path | None, key: str = "MODEL") -> Path:
+    """The directory of the model that a user named: the embedded one for `EMBEDDED` and None, else see `resolve`."""
+    return model_path() if model is None or str(model) == EMBEDDED else resolve(str(model), key)
+
+
+def shown_name(model: str | Path | None) -> str:
+    """How that model is called in results: without the folders of this machine."""
+    if model is None or str(model) == EMBEDDED:
+        return MODEL_NAME
+    return Path(model).resolve().name if os.path.isdir(model) else str(model)
+
+
 def text_path(split: Split) -> Path:
     """The file of one split of the embedded text (UTF-8). Raises InputError when the installation lacks it."""
     return _present(_ASSETS / "text" / _TEXTS[split])
@@ -31,6 +47,6 @@ def text_path(split: Split) -> Path:
 def _present(path: Path) -> Path:
     if not path.exists():
         raise InputError(
-            "embedded", f"this installation lacks {path.name}", "reinstall compress, or name a model and a --dataset"
+            EMBEDDED, f"this installation lacks {path.name}", "reinstall compress, or name a model and a --dataset"
         )
     return path

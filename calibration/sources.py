@@ -16,13 +16,12 @@ from typing import Any, Literal
 
 from ..formats.errors import InputError, nearest
 from . import embedded
-from .embedded import Split
+from .embedded import EMBEDDED, Split
 
 Message = Mapping[str, Any]
 Conversation = list[Message]
 Unit = Literal["document", "line", "chat"]
 
-EMBEDDED = "embedded"
 COLUMNS = ("text", "messages")
 _SPLITS: dict[Split, tuple[str, ...]] = {"calibration": ("calibration", "train"), "test": ("test", "validation")}
 

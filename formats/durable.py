@@ -121,10 +121,10 @@ def disk_faults(key: str, kept: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         cause = f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
-        if kept is None and error.errno in FULL:
-            raise StoppedEarly(key, f"writing failed: {cause}", "make room and run again") from error
-        if kept is None:
+        full = error.errno in FULL
+        if kept is None and not full:
             raise InputError(key, f"cannot be written: {cause}", "name a directory that can be") from error
-        remedy = "make room" if error.errno in FULL else "set that right"
-        fix = f"{remedy} and run again with --resume (finished work is kept in {kept})"
+        fix = f"{'make room' if full else 'set that right'} and run again"
+        if kept is not None:
+            fix += f" with --resume (finished work is kept in {kept})"
         raise StoppedEarly(key, f"writing failed: {cause}", fix) from error

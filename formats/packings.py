@@ -95,9 +95,14 @@ def packing(scheme: Scheme) -> Packing:
     return PACKINGS[scheme.packing]
 
 
+def stored_layout(stored: Mapping[str, Described], scheme: Scheme, shape: tuple[int, int]) -> Layout:
+    """What a weight (out, in) = `shape` of `scheme` is to be stored as, numbers in the dtype that `stored` has."""
+    return packing(scheme).layout(scheme, *shape, stored_scale_dtype(stored, scheme))
+
+
 def check_stored(stored: Mapping[str, Described], scheme: Scheme, shape: tuple[int, int]) -> None:
     """Raise InputError naming the first suffix in `stored` that is missing, unexpected, or of another dtype or shape.
 
     Looks at no content, so that headers will do.
     """
-    check_read(stored, packing(scheme).layout(scheme, *shape, stored_scale_dtype(stored, scheme)))
+    check_read(stored, stored_layout(stored, scheme, shape))

@@ -87,9 +87,9 @@ class Scheme:
         return not isinstance(self.grid, Unrounded)
 
     @property
-    def has_input_rule(self) -> bool:
-        """Whether there is a choice of how scales of the inputs are found."""
-        return self.activation is not None and self.activation.global_scale
+    def input_rule(self) -> str | None:
+        """How scales of the inputs are found, of `INPUT_RULES`; None where there is no choice."""
+        return self.activation.scale_rule if self.activation is not None and self.activation.global_scale else None
 
     @property
     def spans_tensor(self) -> bool:
@@ -171,7 +171,7 @@ class Scheme:
         key, inputs, rule = f"{flag} {rule}", self.activation, rule.lower()
         if rule not in INPUT_RULES:
             raise InputError(key, "no rule has this name", nearest(rule, INPUT_RULES))
-        if inputs is None or not self.has_input_rule:
+        if inputs is None or self.input_rule is None:
             cause = f"scheme {self.name} has no inputs in groups with scales of E4M3"
             raise InputError(key, cause, "leave it out, or use NVFP4")
         return replace(self, activation=replace(inputs, scale_rule=rule))

@@ -121,32 +121,28 @@ class Layouts:
 
     def arrange(self, model: nn.Module) -> None:
         """Do so for all packed linears of `model` that are as they were read."""
-        packed = {name: module for name, module in model.named_modules() if type(module) is PackedLinear}
-        done: set[str] = set()
-        for name, linear in packed.items():
-            if name not in done:
-                names = self._fused(name)
-                if not all(_agree(linear, packed.get(other)) for other in names):
-                    names = (name,)
-                done.update(names)
-                self._replace(model, names)
+        for name in [name for name, module in model.named_modules() if type(module) is PackedLinear]:
+            linear = _packed_at(model, name)
+            if linear is not None:  # and not in the product of others by now
+                self._replace(model, self._together(model, name, linear) or (name,))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def read(self, model: nn.Module, name: str) -> None:
         """The same for linear `name`, which was just read, once all that it is fused with are: then what they were
         stored as makes room for the next ones. Biases are read later, and `arrange` is for linears that have them."""
-        names, linear = self._fused(name), _packed_at(model, name)
-        others = [_packed_at(model, other) for other in names]
-        if linear is not None and linear.bias is None and all(_agree(linear, other) for other in others):
+        linear = _packed_at(model, name)
+        if linear is not None and linear.bias is None and (names := self._together(model, name, linear)):
             self._replace(model, names)
 
-    def _fused(self, name: str) -> tuple[str, ...]:
-        """Names of the linears that engines run as one with `name`, which is one of them."""
+    def _together(self, model: nn.Module, name: str, linear: PackedLinear) -> tuple[str, ...]:
+        """Names of the linears that engines run as one with `linear`, called `name`, which is one of them; none where
+        some cannot be rows of one weight, or are not there."""
         place = self.facts.split(name)
-        if place is None:
-            return (name,)
-        return tuple(name.removesuffix(place[1]) + inner for inner in self.facts.fused_with(place[1]))
+        inner = (name,) if place is None else self.facts.fused_with(place[1])
+        stem = "" if place is None else name.removesuffix(place[1])
+        names = tuple(stem + one for one in inner)
+        return names if all(_agree(linear, _packed_at(model, other)) for other in names) else ()
 
     def _replace(self, model: nn.Module, names: Sequence[str]) -> None:
         """Put what runs the linears called `names` as one in their places."""

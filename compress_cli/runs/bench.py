@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from ...calibration.sources import EMBEDDED
+from ...calibration.embedded import model_directory
 from ...formats.architectures import architecture
 from ...formats.checkpoint import Checkpoint, resolve
 from ...formats.errors import InputError
@@ -81,8 +81,8 @@ def bench(
             if given:
                 raise InputError(flag, f"the linears of {directory} say it", f"leave out {flag} or the directory")
         kinds = kinds_of(Checkpoint.open(resolve(str(directory))))
-        if reference is not None and reference != EMBEDDED:
-            resolve(reference, "--reference")  # what is not there is said before minutes of measuring
+        if reference is not None:
+            model_directory(reference, "--reference")  # what is not there is said before minutes of measuring
     for row, size in kinds:
         if row.group_size is not None and size[1] % row.group_size:
             cause = f"is not divided by the groups of {row.group_size} of {row.name}"

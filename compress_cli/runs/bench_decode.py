@@ -14,9 +14,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, StaticCache
 
-from ...calibration import embedded
-from ...calibration.sources import EMBEDDED
-from ...formats.checkpoint import Checkpoint, resolve
+from ...calibration.embedded import model_directory
+from ...formats.checkpoint import Checkpoint
 from ...kernels.load import load
 from .timing import Call, Timing, interleaved
 
@@ -52,7 +51,7 @@ def bench_decoding(directory: str, reference: str | None, device: torch.device) 
     Raises InputError for a directory that is not a readable model.
     """
     names = {"packed": directory} | ({} if reference is None else {"dense": reference})
-    places = {kind: embedded.model_path() if name == EMBEDDED else resolve(name) for kind, name in names.items()}
+    places = {kind: model_directory(name) for kind, name in names.items()}
     dtype = torch.bfloat16
     models, peaks = {}, {}
     for kind, place in places.items():

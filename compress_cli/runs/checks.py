@@ -135,9 +135,8 @@ def _disagreement(linear: str, said: Scheme | None, report: SavedReport) -> str 
     wanted = wanted.with_input_rule(row.input_scale_rule, f"{linear} input_scale_rule")
     if wanted.sparsity is not None and said.sparsity is not None:  # the ratio and the layout are the recipe's
         wanted = replace(wanted, sparsity=said.sparsity, packing=said.packing)
-    ours, theirs = said.activation, wanted.activation
-    if ours is not None and theirs is not None and ours.scale_rule != theirs.scale_rule:
-        rules = f"by {ours.scale_rule} in config.json and by {theirs.scale_rule} in the report"
+    if None not in (said.input_rule, wanted.input_rule) and said.input_rule != wanted.input_rule:
+        rules = f"by {said.input_rule} in config.json and by {wanted.input_rule} in the report"
         return f"'{linear}' takes the scales of its inputs {rules}"
     if wanted.with_group(row.group_size) != said:
         size = said.group_size or "channel"

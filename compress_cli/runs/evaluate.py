@@ -6,7 +6,6 @@ arithmetic is in `calibration/perplexity.py`, the gate in `calibration/baseline.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from ...calibration.perplexity import Measurement, NotFinite
 from ...calibration.protocols import Bos, Cut
 from ...calibration.sources import EMBEDDED, Corpus, read_source
 from ...calibration.tokenizer import check_same, load_tokenizer, tokenizer_sha256
-from ...formats.checkpoint import resolve
 from ...formats.errors import GateFailed, InputError, nearest
 from ...formats.progress import Track, silent
 from ...kernels.load import load
@@ -97,7 +95,8 @@ def evaluate(
     verdict: gate.Check | Verdict = Verdict()
     if baseline is not None and check_file is not None:
         verdict = gate.judge(check_file, baseline, score, tolerance)
-    result = _result(task, measured, attention, limit, _shown(model), _shown(reference) if reference else None, verdict)
+    original = None if reference is None else embedded.shown_name(reference)
+    result = _result(task, measured, attention, limit, embedded.shown_name(model), original, verdict)
     if new_file is not None and verdict.passed is not False:
         about = {"model": result.model, "reference": result.reference.name, "dtype": result.dtype}
         about |= {"device": result.device, "versions": dict(result.versions)}
@@ -116,8 +115,8 @@ def _prepare(
     dtype: str | None,
     trust_remote_code: bool,
 ) -> _Task:
-    directory = _directory(model)
-    original = None if reference is None else _directory(reference, "--reference")
+    directory = embedded.model_directory(model)
+    original = None if reference is None else embedded.model_directory(reference, "--reference")
     config = read_config(directory, trust_remote_code)
     row = protocols.protocol(**rules, longest=_longest(config))
     if dataset is None and row.text_sha256 is not None:
@@ -214,17 +213,6 @@ def _result(
         warnings=tuple(warnings),
         notes=task.notes,
     )
-
-
-def _directory(model: str | Path | None, key: str = "MODEL") -> Path:
-    return embedded.model_path() if model is None or str(model) == EMBEDDED else resolve(str(model), key)
-
-
-def _shown(model: str | Path | None) -> str:
-    """How a model is called in a result: without the folders of this machine."""
-    if model is None or str(model) == EMBEDDED:
-        return embedded.MODEL_NAME
-    return Path(model).resolve().name if os.path.isdir(model) else str(model)
 
 
 def _longest(config: PretrainedConfig) -> int | None:

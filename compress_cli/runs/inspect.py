@@ -123,7 +123,6 @@ def _format(quantization: Mapping[str, object]) -> str:
 
 
 def _packed_row(linear: Packed, promised: SavedLayer | None) -> LayerView:
-    inputs = linear.scheme.activation
     return LayerView(
         name=linear.name,
         scheme=linear.scheme.name if promised is None else promised.scheme,
@@ -136,7 +135,7 @@ def _packed_row(linear: Packed, promised: SavedLayer | None) -> LayerView:
         weight_error=None if promised is None else promised.weight_error,
         output_error=None if promised is None else promised.output_error,
         rotation=linear.scheme.rotation,
-        input_scale_rule=inputs.scale_rule if inputs is not None and linear.scheme.has_input_rule else None,
+        input_scale_rule=linear.scheme.input_rule,
     )
 
 

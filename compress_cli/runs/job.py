@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,10 @@ import torch
 
 from ...calibration import embedded
 from ...calibration.compute import probed_dtype
-from ...calibration.sources import EMBEDDED, read_source
+from ...calibration.sources import read_source
 from ...calibration.tokenizer import load_tokenizer
 from ...calibration.windows import Windows, calibration_windows
-from ...formats.checkpoint import Checkpoint, resolve
+from ...formats.checkpoint import Checkpoint
 from ...formats.container import Spec, container_bytes, split
 from ...formats.errors import InputError
 from ...formats.quantization_config import build
@@ -48,7 +47,7 @@ class Job:
     @property
     def argument(self) -> str:
         """What names the model on the command line, without the folders of this machine."""
-        return EMBEDDED if self.plan.checkpoint.directory == embedded.model_path() else self.model
+        return embedded.EMBEDDED if self.plan.checkpoint.directory == embedded.model_path() else self.model
 
     @property
     def warnings(self) -> list[str]:
@@ -69,8 +68,7 @@ def prepare(
     trust_remote_code: bool = False,
 ) -> Job:
     """Everything before the first weight is read. Raises InputError for whatever cannot work."""
-    model = None if model == EMBEDDED else model
-    directory = embedded.model_path() if model is None else resolve(model)
+    directory = embedded.model_directory(model)
     checkpoint = Checkpoint.open(directory)
     methods = chain(recipe)
     plan = make_plan(recipe, checkpoint, methods.fitted)
@@ -85,7 +83,7 @@ def prepare(
         windows, dataset = _calibration_text(directory, recipe, trust_remote_code)
     place = str(pick_device(device))
     return Job(
-        model=_shown_name(model, directory),
+        model=embedded.shown_name(model),
         plan=plan,
         methods=methods,
         windows=windows,
@@ -162,10 +160,3 @@ def _compute_dtype(recipe: Recipe, device: str, plan: Plan) -> torch.dtype:
     if device == "cpu":
         return probed_dtype()
     return plan.checkpoint.tensors[plan.quantized[0].source].dtype
-
-
-def _shown_name(model: str | None, directory: Path) -> str:
-    """How the model is called in reports: without the folders of this machine."""
-    if model is None:
-        return embedded.MODEL_NAME
-    return directory.resolve().name if os.path.isdir(os.path.expanduser(model)) else model

@@ -167,7 +167,7 @@ def _cautions(schemes: Set[Scheme], facts: Architecture) -> Iterator[str]:
     """What other engines make of these schemes."""
     if any(scheme.rotation for scheme in schemes):
         yield ROTATED
-    if any(scheme.activation and scheme.activation.scale_rule != INPUT_RULES[0] for scheme in schemes):
+    if any(scheme.input_rule not in (None, INPUT_RULES[0]) for scheme in schemes):
         yield INPUTS_BY_MAX
     if facts.experts and any(scheme.packing == "nvfp4-pack-quantized" for scheme in schemes):
         yield FP4_EXPERTS

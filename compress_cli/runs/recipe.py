@@ -79,7 +79,7 @@ class Recipe:
             check_group_size(rule.group_size, "rules: group_size")
         if self.lm_head is not None:
             named.append(scheme(self.lm_head, "--lm-head"))
-        next((row for row in named if row.has_input_rule), base).with_input_rule(self.input_scale_rule)
+        next((row for row in named if row.input_rule is not None), base).with_input_rule(self.input_scale_rule)
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Recipe:
 
     def ruled(self, row: Scheme) -> Scheme:
         """`row`, the scheme of any linear, with the rule of its inputs where it has the choice."""
-        return row.with_input_rule(self.input_scale_rule) if row.has_input_rule else row
+        return row if row.input_rule is None else row.with_input_rule(self.input_scale_rule)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form; `from_dict` of it is an equal recipe."""

@@ -228,9 +228,7 @@ def _loaders(report: Report) -> str:
             "`compressed_tensors.transform.apply_transform_config`."
         )
     engines = "transformers, vLLM or SGLang through `compressed-tensors`"
-    less = ""
     if any(row.details.get("input_scale_rule", INPUT_RULES[0]) != INPUT_RULES[0] for row in report.layers):
-        less = (
-            f", which choose\nthe scales of inputs by their largest magnitude, not by {report.recipe.input_scale_rule}"
-        )
-    return f"Load it with `compress_llm.load(directory)`, or with {engines}{less}."
+        engines += ", which choose\nthe scales of inputs by their largest magnitude, not by "
+        engines += str(report.recipe.input_scale_rule)
+    return f"Load it with `compress_llm.load(directory)`, or with {engines}."

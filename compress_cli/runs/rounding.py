@@ -115,9 +115,8 @@ def _scale_details(pick: Pick, result: Packable) -> dict[str, Any]:
         details["scale_rule"] = resolve(pick.options["scale_rule"], result.scheme)
     if result.params.global_scale is not None:
         details["global_scale"] = float(result.params.global_scale)
-    inputs = result.scheme.activation
-    if inputs is not None and result.scheme.has_input_rule:
-        details["input_scale_rule"] = inputs.scale_rule
+    if result.scheme.input_rule is not None:
+        details["input_scale_rule"] = result.scheme.input_rule
     return details
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from ...formats.architectures import architecture
 from ...formats.checkpoint import Checkpoint, TensorInfo
 from ...formats.errors import InputError, inside
-from ...formats.layout import check_read, misfits, numbers_of, numbers_suffix, stored_scale_dtype
-from ...formats.packings import packing
+from ...formats.layout import misfits, numbers_of, numbers_suffix
+from ...formats.packings import check_stored, packing, stored_layout
 from ...formats.pruned import Packable
 from ...formats.quantization_config import parse
 from ...formats.scheme import Scheme
@@ -58,13 +58,11 @@ class Packed:
         That is `weight_shape` where others do not fit it: each of them would be wrong in the same way.
         """
         with inside(self.name):
-            dtype = stored_scale_dtype(self.tensors, self.scheme)
-            layout = packing(self.scheme).layout(self.scheme, *self.shape, dtype)
-            others = misfits(self.tensors, layout)
+            others = misfits(self.tensors, stored_layout(self.tensors, self.scheme, self.shape))
             if _SHAPE in self.tensors and len(others) > 1:
                 cause = f"says {list(self.shape)}, which does not fit {' and '.join(others[:2])}"
                 raise InputError(_SHAPE, cause, "use a whole copy")
-            check_read(self.tensors, layout)
+            check_stored(self.tensors, self.scheme, self.shape)
 
     def unpack(self, tensors: Mapping[str, Tensor]) -> Packable:
         """What `tensors` stand for by the decoder of `formats`. Raises InputError for what does not fit the scheme."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...calibration import embedded
-from ...calibration.sources import EMBEDDED
 from ...formats.checkpoint import Checkpoint, resolve
 from ...formats.errors import InputError
 from ...formats.progress import Track, silent
@@ -57,9 +56,7 @@ def verify(directory: str | Path, reference: str | Path | None = None, *, track:
 
 
 def _source(reference: str) -> Source:
-    return Source(
-        Checkpoint.open(embedded.model_path() if reference == EMBEDDED else resolve(reference, "--reference"))
-    )
+    return Source(Checkpoint.open(embedded.model_directory(reference, "--reference")))
 
 
 def _checks(directory: Path, source: Source | None, track: Track) -> Iterator[Check]:

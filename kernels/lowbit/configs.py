@@ -27,6 +27,8 @@ NARROW_TOKENS = 129
 product takes as long as reading the weights whatever they are multiplied as."""
 SHIPPED = Path(__file__).with_name("tuned.json")
 Config = DecodeConfig | GemmConfig
+KINDS: dict[str, type[Config]] = {"decode": DecodeConfig, "gemm": GemmConfig}
+"""Configurations by what files call the kernel."""
 _MOST_STAGES = {16: 10, 32: 12, 48: 8, 64: 8, 128: 6, 256: 4}  # deeper rings bring nothing
 
 
@@ -132,14 +134,14 @@ def _splits(blocks: int, steps: int, processors: int) -> int:
 def read(row: dict[str, Any]) -> Config:
     """The configuration written as `row`: {"decode": {…}} or {"gemm": {…}}."""
     (name, values), *_ = row.items()
-    return DecodeConfig(**values) if name == "decode" else GemmConfig(**values)
+    return KINDS[name](**values)
 
 
 def written(config: Config) -> dict[str, dict[str, int]]:
     """`read` backwards: the fields that differ from the defaults."""
     default = type(config)()
     values = {name: value for name, value in asdict(config).items() if value != getattr(default, name)}
-    return {"decode" if isinstance(config, DecodeConfig) else "gemm": values}
+    return {next(name for name, kind in KINDS.items() if isinstance(config, kind)): values}
 
 
 @lru_cache(maxsize=8)
@@ -157,8 +159,7 @@ def tuned(device: str) -> dict[str, dict[str, Any]]:
 
 
 def _current(row: dict[str, Any]) -> bool:
-    kinds = {"decode": DecodeConfig, "gemm": GemmConfig}
-    return all(name in kinds and row[name].keys() <= {item.name for item in fields(kinds[name])} for name in row)
+    return all(name in KINDS and row[name].keys() <= {item.name for item in fields(KINDS[name])} for name in row)
 
 
 def user_file() -> Path:
