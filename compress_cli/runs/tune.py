@@ -135,10 +135,9 @@ def neighbours(weight: Arranged, tokens: int, now: Config) -> Iterator[Config]:
 def _decode_neighbours(now: DecodeConfig) -> Iterator[DecodeConfig]:
     for cluster in (1, 2):
         for pairs, unit in ((4, 1), (2, 2), (2, 1)):
-            for warps, depth in ((8, 3), (8, 4), (12, 2), (12, 3), (16, 2)):
-                split = replace(now, cluster=cluster, pairs=pairs, unit=unit, warps=warps, depth=depth)
-                for counted, stages in ((1, 2), (0, 2), (0, 3)):
-                    yield replace(split, counted=counted, stages=stages)
+            for warps, depth in ((8, 2), (8, 3), (8, 4), (12, 2), (12, 3), (16, 2)):
+                for stages in (2, 3):
+                    yield DecodeConfig(warps, pairs, depth, stages, cluster, unit, now.grid)
     yield replace(now, spread=0)
 
 

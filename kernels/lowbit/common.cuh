@@ -51,9 +51,9 @@ DEVICE u32 floating_pair(u32 w, int which) {
   u32 v;
   if constexpr (BITS == 8) v = which ? (w << 4 & 0x80F080F0u) | (w >> 4 & 0x07000700u) : w & 0x87F087F0u;
   else if (which == 0) v = w & 0x81C081C0u;
-  else if (which == 1) v = w << 4 & 0x81C081C0u;
-  else if (which == 2) v = turned(w, 26) & 0x81C081C0u;
-  else v = (turned(w, 30) & 0x81808180u) | (w << 6 & 0x00400040u);
+  else if (which == 1) v = w << 3 & 0x81C081C0u;
+  else if (which == 2) v = turned(w, 6) & 0x81C081C0u;
+  else v = (turned(w, 6) & 0x001B001Bu) * 0x888u & 0x81C081C0u;
   if constexpr (HALF) v = (v & 0x80008000u) | (v & 0x7FFF7FFFu) << 3;
   return v;
 }

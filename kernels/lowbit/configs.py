@@ -88,20 +88,19 @@ def reasoned(weight: Arranged, tokens: int, processors: int) -> Config:
 
 
 def _decode(weight: Arranged, tokens: int, processors: int) -> DecodeConfig:
-    """Few tiles a processor: two share K. Few tokens: the lanes copy x themselves, and more warps help."""
+    """Few tiles a processor: two share K. Many, and few tokens: more warps help."""
     tiles = -(-weight.out_features // 16)
     cluster = 2 if 2 * tiles <= 5 * processors else 1
     blocks = processors // cluster
     most = -(-tiles // blocks)  # tiles that a block gets
-    pairs, counted = 2 if most <= 4 else 4, int(tokens <= (4 if cluster > 1 else 2) and weight.bits == 4)
+    pairs = 2 if most <= 4 else 4
+    few = cluster > 1 and weight.blocks <= 32 and tokens <= 8  # blocks of inputs: a warp asks for more at once
     config = DecodeConfig(
-        warps=12 if counted and cluster == 1 else 8,
+        warps=12 if pairs == 4 and tokens <= 8 and weight.bits == 4 else 8,
         pairs=pairs,
-        depth=3 if weight.bits == 8 else 2 if cluster == 1 else 4,
-        stages=3 if pairs == 2 and not counted and (cluster > 1 or weight.bits == 8) else 2,
+        depth=3 if weight.bits == 8 or few else 2,
         cluster=cluster,
-        counted=counted,
-        unit=2 if 2 * -(-tiles // (2 * blocks)) <= most else 1,
+        unit=2 if most > 2 and 2 * -(-tiles // (2 * blocks)) <= most else 1,
         grid=processors,
     )
     while config.depth > 2 and config.shared_bytes(weight, tokens) > MOST_DYNAMIC:

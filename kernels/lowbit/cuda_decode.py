@@ -21,36 +21,28 @@ WIDE = 64  # inputs in 128 bytes
 class DecodeConfig:
     """How decode.cu is specialised (its header says what the names mean), and how tiles are dealt to `grid` blocks.
 
-    `unit` tiles stay together; 1 balances better, 2 keeps the pairs whole. `counted` and `spread` are 0 or 1, `spread`
-    for floating-point codes with scales of groups and one token alone.
+    `unit` tiles stay together; 1 balances better, 2 keeps the pairs whole. `spread` is 0 or 1, for floating-point codes
+    with scales of groups and one token alone.
     """
 
     warps: int = 8
     pairs: int = 4
-    depth: int = 4
+    depth: int = 2
     stages: int = 2
     cluster: int = 1
-    counted: int = 1
     unit: int = 1
     grid: int = 132
     spread: int = 1
 
     def shared_bytes(self, weight: Arranged, tokens: int) -> int:
         """Dynamic shared memory of a block."""
-        columns = -(-tokens // 8)
-        partial = 2 * self.pairs * self.warps * columns * 512
-        exchange = 4 * self.pairs * columns * 512 if self.cluster > 1 else 0
+        sums = -(-tokens // 8) * 512  # of a tile
+        partial = 2 * self.pairs * (self.warps * sums + 128)  # and what rows are times
+        exchange = 4 * self.pairs * sums if self.cluster > 1 else 0
         scales = weight.scale_bytes // 8  # of a tile
         zeros = 0 if weight.zeros is None else 8 * weight.per_block if weight.zeros.dtype == torch.uint8 else scales
         slot = 2 * (weight.bits * 256 + scales + zeros)
-        stage = tokens * 272 if self.counted else columns * 2048
-        return (
-            partial + exchange + self.warps * (self.depth * slot + self.stages * stage) + (0 if self.counted else 1024)
-        )
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = [("x", ctypes.c_void_p), ("inputs", ctypes.c_int)]
+        return partial + exchange + self.warps * (self.depth * slot + self.stages * 4 * sums) + 1024
 
 
 def macros(weight: Arranged, dtype: torch.dtype, tokens: int, config: DecodeConfig) -> dict[str, int]:
@@ -62,7 +54,6 @@ def macros(weight: Arranged, dtype: torch.dtype, tokens: int, config: DecodeConf
         "DEPTH": config.depth,
         "XSTAGES": config.stages,
         "CLUSTER": config.cluster,
-        "COUNTED": config.counted,
         "SPREAD": int(config.spread and tokens == 1 and weight.floating and weight.group > 0),
     }
 
@@ -74,10 +65,10 @@ def decode(x: Tensor, weight: Arranged, y: Tensor, config: DecodeConfig, bias: T
     """
     shared = config.shared_bytes(weight, x.shape[0])
     shape = driver.Shape((config.grid // config.cluster * config.cluster, 1), config.warps * 32, shared, config.cluster)
-    if not config.counted and x.shape[1] % WIDE:
+    if x.shape[1] % WIDE:
         x = pad(x, (0, -x.shape[1] % WIDE))
     arguments = [
-        _Rows(x.data_ptr(), x.shape[1]) if config.counted else _boxes(x),
+        _boxes(x),
         cuda_source.weights(weight),
         cuda_source.output(y, weight, bias, None),
         ctypes.c_int(-(-weight.out_features // (16 * config.unit)) * config.unit),

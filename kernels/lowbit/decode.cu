@@ -2,55 +2,33 @@
 //
 // A block owns a range of 16-row tiles and, with CLUSTER = 2, half of K. Its warps split K further: block by block, which
 // memory likes, or, where half of K is little, in ranges. Each copies the tiles it multiplies DEPTH pairs ahead into a
-// ring of its own. x comes XSTAGES blocks ahead: with COUNTED by the lanes, among the copies of the weights, which suits
-// few tokens; else by the copy engine, which suits many. Partial sums meet in shared memory in warp order.
-// Macros beside common.cuh's: NT, WARPS, PAIRS (of tiles a round), DEPTH, XSTAGES, CLUSTER, COUNTED, SPREAD: 1 where M is
-// 1 and codes have scales of groups, and these are to be applied to sums (decode_tile.cuh).
-constexpr int PARTIAL = TILES * WARPS * NT * 32;
+// ring of its own; the copy engine brings x, XSTAGES blocks ahead. Partial sums meet in shared memory in warp order.
+// Macros beside common.cuh's: NT, WARPS, PAIRS (of tiles a round), DEPTH, XSTAGES, CLUSTER, SPREAD: 1 where M is 1 and
+// codes have scales of groups, and these are to be applied to sums (decode_tile.cuh).
 constexpr int AHEAD = (PAIRS - 1 + DEPTH) / PAIRS;  // blocks of inputs that the ring is ahead, at most
-static_assert(DEPTH <= 2 * PAIRS, "the first copies reach the second round at most");
-static_assert(DEPTH > 1 && (!COUNTED || DEPTH <= XSTAGES * PAIRS), "x must arrive with the weights that meet it");
+static_assert(DEPTH > 1 && DEPTH <= 2 * PAIRS, "the first copies reach the second round at most");
 static_assert(!SPREAD || (FLOATING && GROUPED && NT == 1 && (NG == 4 || NG == 8)), "eight columns are eight steps");
 
 // ---- x ----
-DEVICE bool own_column(int j, int lane) { return (lane & 7) == j * 2 + (lane >> 4); }  // else zeros take its place
-#if COUNTED  // rows are padded, so that eight of them fall into different banks; tokens past M repeat the last one
-constexpr int PITCH = 272;
-struct Input { const u8* x; int K; };
-DEVICE void fetch_tokens(u32 stage, const Input& in, int M, int block, int lane, bool when) {
-  const int piece = lane % 16, k = block * 128 + piece * 8;
-  const bool inside = k < in.K;
-  const u8* from = in.x + (u64)(inside ? k : 0) * 2;
-#pragma unroll
-  for (int i = 0; i < NT * 4; i++) {
-    const int row = lane / 16 + i * 2;
-    copy_async(stage + row * PITCH + piece * 16, from + (u64)(u32)(row * in.K) * 2, when && row < M, inside ? 16 : 0);
-  }
-}
-DEVICE u32 piece_of_row(u32 stage, int M, int n, int j, int lane) {
-  if (SPREAD) return stage + (own_column(j, lane) ? (j * 4 + (lane >> 3)) * 16 : 256);
-  const int row = min(n * 8 + (lane & 7), M - 1);
-  return stage + row * PITCH + (j * 4 + (lane >> 3)) * 16;
-}
-#else  // two boxes of 8 NT swizzled rows of 128 bytes
+// Two boxes of 8 NT swizzled rows of 128 bytes; rows past M are zeros, which take the place of others' columns where SPREAD.
 constexpr int BOX = NT * 1024, XSTAGE = 2 * BOX;
 struct Input { Map map; };
 DEVICE void fetch_tokens(u32 stage, const Input& in, int block, u32 full) {
   expect(full, XSTAGE);
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %2, %3}], [%4];" ::"r"(stage), "l"(&in.map), "r"(0), "r"(block * 2), "r"(full) : "memory");
 }
-DEVICE u32 piece_of_row(u32 stage, int, int n, int j, int lane) {
-  const u32 piece = j % 2 * 4 + (lane >> 3), row = SPREAD ? !own_column(j, lane) : n * 8 + (lane & 7);
+DEVICE u32 piece_of_row(u32 stage, int n, int j, int lane) {
+  const bool own = (lane & 7) == j * 2 + (lane >> 4);
+  const u32 piece = j % 2 * 4 + (lane >> 3), row = SPREAD ? !own : n * 8 + (lane & 7);
   return stage + j / 2 * BOX + row * 128 + (piece ^ (SPREAD ? row : lane & 7)) * 16;
 }
-#endif
-DEVICE void read_tokens(Tokens& b, Totals& total, u32 stage, int M, int lane) {
+DEVICE void read_tokens(Tokens& b, Totals& total, u32 stage, int lane) {
 #pragma unroll
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int j = 0; j < STEPS / 2; j++)
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(b[n][4 * j]), "=r"(b[n][4 * j + 1]), "=r"(b[n][4 * j + 2]), "=r"(b[n][4 * j + 3])
-                   : "r"(piece_of_row(stage, M, n, j, lane)) : "memory");
+                   : "r"(piece_of_row(stage, n, j, lane)) : "memory");
   if constexpr (SPREAD && !HALF)
 #pragma unroll
     for (int i = 0; i < STEPS * 2; i++) b[0][i] = mul2(b[0][i], LIFT);
@@ -63,51 +41,65 @@ DEVICE void read_tokens(Tokens& b, Totals& total, u32 stage, int M, int lane) {
     for (int i = 0; i < NG; i++) {
       float c[2][4] = {};  // by the engine: two chains, so that fewer products wait for each other
 #pragma unroll
-      for (int k = i * STEPS / NG; k < (i + 1) * STEPS / NG; k++) mma(c[COUNTED ? 0 : k & 1], ones, b[n][2 * k], b[n][2 * k + 1]);
-      total[n][i][0] = COUNTED ? c[0][0] : c[0][0] + c[1][0], total[n][i][1] = COUNTED ? c[0][1] : c[0][1] + c[1][1];
+      for (int k = i * STEPS / NG; k < (i + 1) * STEPS / NG; k++) mma(c[k & 1], ones, b[n][2 * k], b[n][2 * k + 1]);
+      total[n][i][0] = c[0][0] + c[1][0], total[n][i][1] = c[0][1] + c[1][1];
     }
 }
 
 // ---- the end ----
 struct Output { u16* y; const u16* bias; const float *row_scale, *token_scale; int M, N; };
-DEVICE void store(const Output& out, int tile, int n, int lane, const float* v) {
+// What a row is times, and what is added to it. A thread asks for those of one row while the weights stream.
+struct Row { float scale; u32 bias; };
+DEVICE Row ask(const Output& out, int row) {
+  const bool inside = (int)threadIdx.x < TILES * 16 && row < out.N;
+  return {inside && out.row_scale ? out.row_scale[row] : 1.f, inside && out.bias ? out.bias[row] : 0u};
+}
+// A warp's sums of a tile: eight rows of a token side by side, placed so that what lanes write at once has its own banks.
+constexpr int PARTIAL = NT * 128;
+static_assert(WARPS * 32 >= TILES * 16, "a thread for every row");
+DEVICE int eight(int m, int half) { return (m * 2 + half ^ (m >> 1 & 3)) * 8; }
+DEVICE void leave(u32 to, const float (*sum)[NT][4], int M, int lane) {  // of all tiles
 #pragma unroll
   for (int e = 0; e < 4; e++) {
-    const int row = tile * 16 + (lane >> 2) + (e >> 1) * 8, m = n * 8 + (lane & 3) * 2 + (e & 1);
-    if (row >= out.N || m >= out.M) continue;
-    float value = out.row_scale ? v[e] * out.row_scale[row] : v[e];
-    if (out.bias) value += low_float(out.bias[row]);
-    out.y[(i64)m * out.N + row] = (u16)round_pair(value, 0.f);
+    if (SPREAD && e % 2) continue;
+    const int m = (lane & 3) * 2 + (e & 1);
+    const u32 at = to + (eight(m, e >> 1) + (lane >> 2)) * 4;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int t = 0; t < TILES; t++)
+        asm volatile("{.reg .pred p;\nsetp.lt.s32 p, %2, %3;\n@p st.shared.f32 [%0], %1;}" ::"r"(at + (t * WARPS * PARTIAL + n * 128) * 4), "f"(sum[t][n][e]), "r"(n * 8 + m), "r"(M) : "memory");
   }
 }
-
-// Adds the warps' partial sums of `count` tiles in warp order, then the two halves of K in rank order, and stores.
-DEVICE void finish(float* partial, float* exchange, const Output& out, int first, int begin, int count, int rank) {
+DEVICE void store(const Output& out, const Row* rows, int row, int m, float low, float high) {  // two neighbouring rows
+  const u32 pair = round_pair(low * rows[0].scale + low_float(rows[0].bias), high * rows[1].scale + low_float(rows[1].bias));
+  u16* to = out.y + (i64)m * out.N + row;
+  if (row < out.N) to[0] = (u16)pair;
+  if (row + 1 < out.N) to[1] = (u16)(pair >> 16);
+}
+// Adds the warps' sums of `count` tiles in warp order, then the two halves of K in rank order, and stores. Little code:
+// it is not in the cache of instructions when it is needed.
+DEVICE void finish(u32 partial, const Row* rows, float* exchange, const Output& out, int first, int begin, int count, int rank) {
+  const int bits = 32 - __clz(out.M - 1);  // of a token's number
+#pragma unroll 1
   for (int pass = 0; pass < CLUSTER; pass++) {
-    for (int i = threadIdx.x; i < count * NT * 32; i += WARPS * 32) {
-      const int lane = i & 31, unit = i >> 5, n = unit % NT, tile = unit / NT;
-      float* mine = partial + ((tile * WARPS * NT + n) * 32 + lane) * 4;
-      if (first + tile < begin) continue;  // a pair's even tile that is another block's
-      const bool owner = CLUSTER == 1 || (unit & 1) == rank;
-      if (pass == 0) {
-        float v[4] = {mine[0], mine[1], mine[2], mine[3]};
-#pragma unroll 3
-        for (int w = 1; w < WARPS; w++)
+#pragma unroll 1
+    for (int i = threadIdx.x; i < count * 8 << bits; i += WARPS * 32) {
+      const int row = (i & 7) * 2, m = i >> 3 & (1 << bits) - 1, tile = i >> 3 + bits;
+      const bool last = pass == CLUSTER - 1, own = CLUSTER == 1 || (tile & 1) == rank;
+      if (m >= out.M || first + tile < begin || own != last) continue;  // an even tile may be another block's
+      const u32 from = partial + (tile * WARPS * PARTIAL + eight(m, row >> 3) + row % 8) * 4;
+      float low = 0.f, high = 0.f;
 #pragma unroll
-          for (int e = 0; e < 4; e++) v[e] += mine[w * NT * 128 + e];
-        if (CLUSTER == 1) store(out, first + tile, n, lane, v);
-        else if (owner) { mine[0] = v[0], mine[1] = v[1], mine[2] = v[2], mine[3] = v[3]; }
-        else {
-          const u32 to = in_rank(shared(exchange + i * 4), rank ^ 1);
-          const u32* bits = (const u32*)v;
-          asm volatile("st.shared::cluster.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(bits[0]), "r"(bits[1]), "r"(bits[2]), "r"(bits[3]) : "memory");
-        }
-      } else if (owner) {
-        float v[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) v[e] = mine[e] + exchange[i * 4 + e];
-        store(out, first + tile, n, lane, v);
+      for (int w = 0; w < WARPS; w++) {
+        const Words<2> v = load<2>(from + w * PARTIAL * 4);
+        low += __uint_as_float(v.at[0]), high += __uint_as_float(v.at[1]);
       }
+      float* other = exchange + i * 2;
+      if (CLUSTER > 1 && !last)
+        asm volatile("st.shared::cluster.v2.f32 [%0], {%1,%2};" ::"r"(in_rank(shared(other), rank ^ 1)), "f"(low), "f"(high) : "memory");
+      else
+        store(out, rows + tile * 16 + row, (first + tile) * 16 + row, m, CLUSTER > 1 ? low + other[0] : low, CLUSTER > 1 ? high + other[1] : high);
     }
     if (CLUSTER > 1 && pass == 0) cluster_sync();
   }
@@ -133,35 +125,27 @@ struct Part {
   DEVICE int even() const { return mine.begin & ~1; }  // pairs start at even tiles
   DEVICE int rounds() const { return (mine.end - even() + TILES - 1) / TILES; }
 };
-struct Places { float *partial, *exchange; u32 ring, stages, full; int stage_bytes; };
-DEVICE Places places(u8* raw, int warp, int M) {
-  Places p;
-#if COUNTED  // a warp's stages of x follow its ring
-  p.stage_bytes = M * PITCH;
-  p.partial = (float*)raw;
-  const int per_warp = DEPTH * SLOT + XSTAGES * p.stage_bytes;
-#else        // the warps' stages of x come first, aligned as swizzled rows must be
+struct Places { Row* rows; float *partial, *exchange; u32 ring, stages, full; };
+DEVICE Places places(u8* raw, int warp) {
   __shared__ __align__(8) u64 barriers[WARPS * XSTAGES];
-  u8* aligned = raw + (1024 - (shared(raw) & 1023)) % 1024;
-  p.stage_bytes = XSTAGE;
+  u8* aligned = raw + (1024 - (shared(raw) & 1023)) % 1024;  // as swizzled rows must be
+  Places p;
   p.stages = shared(aligned) + warp * XSTAGES * XSTAGE;
   p.full = shared(barriers + warp * XSTAGES);
-  p.partial = (float*)(aligned + WARPS * XSTAGES * XSTAGE);
-  constexpr int per_warp = DEPTH * SLOT;
-#endif
-  p.exchange = p.partial + PARTIAL * 4;  // two of them when CLUSTER is 2
-  p.ring = shared(p.exchange + (CLUSTER > 1 ? 2 * TILES * NT * 128 : 0)) + warp * per_warp;
-  if constexpr (COUNTED) p.stages = p.ring + DEPTH * SLOT;
+  p.rows = (Row*)(aligned + WARPS * XSTAGES * XSTAGE);
+  p.partial = (float*)(p.rows + TILES * 16);
+  p.exchange = p.partial + TILES * WARPS * PARTIAL;  // two of them when CLUSTER is 2
+  p.ring = shared(p.exchange + (CLUSTER > 1 ? 2 * TILES * PARTIAL : 0)) + warp * DEPTH * SLOT;
   return p;
 }
 
 // The copies that a warp starts: pairs of tiles into its ring, x into its stages.
 struct Feed {
-  const Input& in; const Output& out; const Part& part; const Places& at; Weights w;
+  const Input& in; const Part& part; const Places& at; Weights w;
   u32 slot;         // in use, and then filled
   int ahead, left;  // x: next block to fetch, fetches left
-  DEVICE Feed(const Input& in, const Output& out, const Part& part, const Places& at, const Weights& w)
-      : in(in), out(out), part(part), at(at), w(w), slot(at.ring), ahead(0), left(part.own() * part.rounds()) {
+  DEVICE Feed(const Input& in, const Part& part, const Places& at, const Weights& w)
+      : in(in), part(part), at(at), w(w), slot(at.ring), ahead(0), left(part.own() * part.rounds()) {
     this->w.codes += part.lane * 16, this->w.scales += part.lane * 16, this->w.zeros += part.lane * 16;
   }
   DEVICE void step() { slot = slot + SLOT == at.ring + DEPTH * SLOT ? at.ring : slot + SLOT; }
@@ -172,12 +156,7 @@ struct Feed {
     step();
   }
   DEVICE void tokens(int stage) {
-    const u32 to = at.stages + stage * at.stage_bytes;
-#if COUNTED
-    fetch_tokens(to, in, out.M, part.block(ahead), part.lane, left > 0);
-#else
-    if (part.lane == 0 && left > 0) fetch_tokens(to, in, part.block(ahead), at.full + stage * 8);
-#endif
+    if (part.lane == 0 && left > 0) fetch_tokens(at.stages + stage * XSTAGE, in, part.block(ahead), at.full + stage * 8);
     left--, ahead = ahead + 1 == part.own() ? 0 : ahead + 1;
   }
   DEVICE void item(int index) {  // of the first ones, before the loop: perhaps in the second round already
@@ -185,29 +164,16 @@ struct Feed {
     tiles(part.even() + index % PAIRS * 2 + (next ? TILES : 0), next ? block - part.own() : block);
   }
   DEVICE void start() {
-#if !COUNTED
     if (part.lane == 0) {
       for (int i = 0; i < XSTAGES; i++) barrier_init(at.full + i * 8, 1);
       asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;\nprefetch.tensormap [%0];" ::"l"(&in.map) : "memory");
     }
     __syncwarp();
-#else
-    if (SPREAD && part.lane < XSTAGES)  // behind a row, where no copy writes
-      asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(at.stages + part.lane * at.stage_bytes + 256), "r"(0) : "memory");
-#endif
-    constexpr int BEFORE = COUNTED ? 2 : DEPTH;  // pairs of tiles asked for before x
 #pragma unroll
-    for (int i = 0; i < BEFORE; i++) item(i);
+    for (int i = 0; i < DEPTH; i++) item(i);
     wait_for_previous();
 #pragma unroll
     for (int i = 0; i < XSTAGES; i++) tokens(i);
-#if COUNTED
-    copies_commit();
-#pragma unroll
-    for (int i = BEFORE; i < DEPTH; i++) item(i);
-    copies_wait<DEPTH - BEFORE>();
-    __syncwarp();
-#endif
   }
 };
 
@@ -215,16 +181,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 decode(const __grid_constant__ Input in, Weights w, Output out, int tiles, int unit) {
   extern __shared__ __align__(16) u8 memory[];
   const Part part(tiles, unit, w.blocks);
-  const Places at = places(memory, part.warp, out.M);
+  const Places at = places(memory, part.warp);
   const int own = part.own(), lane = part.lane;
   let_next_start();
-  Feed feed(in, out, part, at, w);
+  Feed feed(in, part, at, w);
   feed.start();
   int stage = 0, parity = 0;
   for (int first = part.even(); first < part.mine.end; first += TILES) {
-    float sum[TILES][NT][4];
+    const Row row = ask(out, first * 16 + threadIdx.x);
+    float sum[TILES][NT][4], odd_sum[TILES][NT][4];  // these where FLOATING and not SPREAD
 #pragma unroll
-    for (int i = 0; i < TILES * NT * 4; i++) (&sum[0][0][0])[i] = 0;
+    for (int i = 0; i < TILES * NT * 4; i++) (&sum[0][0][0])[i] = (&odd_sum[0][0][0])[i] = 0;
     for (int g = 0; g < own; g++) {
       int next_first[AHEAD + 1], next_g[AHEAD + 1];  // where the ring is, so many blocks ahead: perhaps in the next round
 #pragma unroll
@@ -233,9 +200,8 @@ decode(const __grid_constant__ Input in, Weights w, Output out, int tiles, int u
         next_g[i] = i == 0 ? g : wraps ? 0 : next_g[i - 1] + 1, next_first[i] = i == 0 ? first : next_first[i - 1] + (wraps ? TILES : 0);
       }
       Tokens b; Totals total;
-      if constexpr (COUNTED) copies_wait<DEPTH - 1>(), __syncwarp();
-      else wait(at.full + stage * 8, parity);
-      read_tokens(b, total, at.stages + stage * at.stage_bytes, out.M, lane);
+      wait(at.full + stage * 8, parity);
+      read_tokens(b, total, at.stages + stage * XSTAGE, lane);
       __syncwarp();
       feed.tokens(stage);
       if (++stage == XSTAGES) stage = 0, parity ^= 1;
@@ -247,33 +213,33 @@ decode(const __grid_constant__ Input in, Weights w, Output out, int tiles, int u
         __syncwarp();
         feed.tiles(next_first[(t / 2 + DEPTH) / PAIRS] + (t / 2 + DEPTH) % PAIRS * 2, next_g[(t / 2 + DEPTH) / PAIRS]);
         const bool even = first + t >= part.mine.begin && first + t < part.mine.end, odd = first + t + 1 < part.mine.end;
-        if constexpr (SPREAD) {
-          if (even && odd) multiply_spread<2>(sum + t, item, b, lane);
-          else if (even) multiply_spread<1>(sum + t, item, b, lane);
-          else if (odd) multiply_spread<1>(sum + t + 1, item + 1, b, lane);
-        } else if constexpr (FLOATING) {
-          if (even && odd) multiply_floating<2>(sum + t, item, b);
-          else if (even) multiply_floating<1>(sum + t, item, b);
-          else if (odd) multiply_floating<1>(sum + t + 1, item + 1, b);
+        if constexpr (FLOATING && !SPREAD) {
+          if (even) multiply_scaled(sum[t], odd_sum[t], item[0], b);
+          if (odd) multiply_scaled(sum[t + 1], odd_sum[t + 1], item[1], b);
+        } else if constexpr (SPREAD) {
+          Products products[2];
+          if (even) products[0].multiply(item[0], b, total);
+          if (odd) products[1].multiply(item[1], b, total);
+          products[0].settle(sum[t], item[0], lane);
+          products[1].settle(sum[t + 1], item[1], lane);
         } else {
-          if (even) multiply(sum[t], item[0], b, total);
-          if (odd) multiply(sum[t + 1], item[1], b, total);
+          Products products;
+          if (even) products.multiply(item[0], b, total), products.settle(sum[t], item[0], lane);
+          if (odd) products.multiply(item[1], b, total), products.settle(sum[t + 1], item[1], lane);
         }
       }
     }
     const int count = min(TILES, part.mine.end - first);
 #pragma unroll
-    for (int t = 0; t < TILES; t++)
+    for (int i = 0; i < TILES * NT * 4; i++) (&sum[0][0][0])[i] += (&odd_sum[0][0][0])[i];
+    if constexpr (SPREAD)
 #pragma unroll
-      for (int n = 0; n < NT; n++)
-        if (t < count) {
-          if (SPREAD) add_columns(sum[t][n]);
-          float* p = at.partial + (((t * WARPS + part.warp) * NT + n) * 32 + lane) * 4;
-          p[0] = sum[t][n][0], p[1] = sum[t][n][1], p[2] = sum[t][n][2], p[3] = sum[t][n][3];
-        }
+      for (int t = 0; t < TILES; t++) add_columns(sum[t][0]);
+    leave(shared(at.partial + part.warp * PARTIAL), sum, out.M, lane);
+    if (threadIdx.x < TILES * 16) at.rows[threadIdx.x] = row;
     __syncthreads();
-    float* exchange = at.exchange + ((first - part.even()) / TILES & 1) * TILES * NT * 128;
-    finish(at.partial, exchange, out, first, part.mine.begin, count, part.rank);
+    float* exchange = at.exchange + ((first - part.even()) / TILES & 1) * TILES * PARTIAL;
+    finish(shared(at.partial), at.rows, exchange, out, first, part.mine.begin, count, part.rank);
     if (first + TILES < part.mine.end) __syncthreads();
   }
 }

@@ -10,9 +10,8 @@ constexpr int SCALE_WORDS = SPREAD ? 1 : ROW_WORDS;              // of a lane
 constexpr bool SHIFTED = !FLOATING && (BITS == 4 || ZERO != 0);  // codes stand for numbers less a zero
 constexpr float BASE = BITS == 8 ? 0.f : HALF ? 16.f : 128.f;    // what a raw 4-bit integer is read on top of
 
-// 16 bytes; those past `given` become zero.
-DEVICE void copy_async(u32 to, const u8* from, bool when, int given = 16) {
-  asm volatile("{.reg .pred q;\nsetp.ne.b32 q, %3, 0;\n@q cp.async.cg.shared.global [%0], [%1], 16, %2;}" ::"r"(to), "l"(from), "r"(given), "r"((int)when) : "memory");
+DEVICE void copy_async(u32 to, const u8* from, bool when) {  // 16 bytes
+  asm volatile("{.reg .pred q;\nsetp.ne.b32 q, %2, 0;\n@q cp.async.cg.shared.global [%0], [%1], 16;}" ::"r"(to), "l"(from), "r"((int)when) : "memory");
 }
 DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -50,7 +49,10 @@ DEVICE u32 raw_pair(u32 w, int i) {
 }
 DEVICE void fragment(u32* a, const Item& item, int step) {  // the A operand of one matrix instruction
   constexpr int EACH = STEPS / CHUNKS;
-  if constexpr (FLOATING) {
+  if constexpr (SPREAD) {
+#pragma unroll
+    for (int p = 0; p < 4; p++) a[p] = floating_pair(item.code[step / EACH][p], step % EACH);
+  } else if constexpr (FLOATING) {
     const int group = step * NG / STEPS;
     const u32 scale = SCALES == 0 ? UNIT : scale_pair(item.scale.at[group / 2], group % 2);
 #pragma unroll
@@ -76,83 +78,70 @@ DEVICE void offsets(const Item& item, int group, float& low, float& high) {  // 
 typedef u32 Tokens[NT][STEPS * 2];   // B operands of a block of x
 typedef float Totals[NT][NG][2];     // sum(x) of each scale group, for this lane's two tokens
 
-// One tile's product over a block, scaled and added to `sum`. Integers enter as BASE + code and zeros leave through
-// sum(x): scale * (sum((BASE + code) x) - (BASE + zero) sum(x)), so that no code is converted more than once.
-DEVICE void multiply(float (*sum)[4], const Item& item, const Tokens& b, const Totals& total) {
-  constexpr bool HALVES = NG == 1;  // two chains, so that fewer products wait for each other
-  constexpr int CHAINS = HALVES ? 2 : NG;
+// Where SPREAD, step k of the only token is column k of b and the others are zero, so that a column's sum is that of one
+// scale. Scales go into these few sums, and codes enter as they are: subnormal, which matrix units take. What they lack in
+// size is shared by x (finite below 2^64) and the scales.
+constexpr u32 LIFT = 0x5F805F80u, LIFTED = 0x50005000u;  // 2^64; the top of the exponents of scales, less that
+
+// The products of a tile and a block, and then `settle`, which scales and adds them to `sum`: apart, so that the matrix
+// units are done with a tile when its products are asked for. What is left of a tile that is another block's is anything.
+//
+// Integers enter as BASE + code and zeros leave through sum(x): scale * (sum((BASE + code) x) - (BASE + zero) sum(x)), so
+// that no code is converted more than once.
+constexpr bool HALVES = NG == 1;  // two chains, so that fewer products wait for each other
+constexpr int CHAINS = SPREAD || HALVES ? 2 : NG;
+struct Products {
   float c[CHAINS][NT][4];
+  DEVICE Products() {
 #pragma unroll
-  for (int i = 0; i < CHAINS; i++) {
-    float low = 0.f, high = 0.f;
-    if (SHIFTED && i < NG) offsets(item, i, low, high);
+    for (int i = 0; i < CHAINS * NT * 4; i++) asm("" : "=f"((&c[0][0][0])[i]));
+  }
+  DEVICE void multiply(const Item& item, const Tokens& b, const Totals& total) {
 #pragma unroll
-    for (int n = 0; n < NT; n++) {
-      const float t0 = SHIFTED && i < NG ? total[n][i][0] : 0.f, t1 = SHIFTED && i < NG ? total[n][i][1] : 0.f;
-      c[i][n][0] = low * t0, c[i][n][1] = low * t1, c[i][n][2] = high * t0, c[i][n][3] = high * t1;
+    for (int i = 0; i < CHAINS; i++) {
+      float low = 0.f, high = 0.f;
+      if (SHIFTED && i < NG) offsets(item, i, low, high);
+#pragma unroll
+      for (int n = 0; n < NT; n++) {
+        const float t0 = SHIFTED && i < NG ? total[n][i][0] : 0.f, t1 = SHIFTED && i < NG ? total[n][i][1] : 0.f;
+        c[i][n][0] = low * t0, c[i][n][1] = low * t1, c[i][n][2] = high * t0, c[i][n][3] = high * t1;
+      }
+    }
+    u32 a[4];
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) {
+      fragment(a, item, k);
+#pragma unroll
+      for (int n = 0; n < NT; n++) mma(c[HALVES || SPREAD ? k & 1 : k * NG / STEPS][n], a, b[n][2 * k], b[n][2 * k + 1]);
     }
   }
+  DEVICE void settle(float (*sum)[4], const Item& item, int lane) const {
+    if constexpr (SPREAD) {
+      const u32 w = item.scale.at[0];  // of columns 2 (lane % 4) and the next: two groups, or one of two
+      const u32 even = scale_pair<LIFTED>(NG == 8 ? w : turned(w, lane % 2 * 8), 0), odd = NG == 8 ? scale_pair<LIFTED>(w, 1) : even;
+      sum[0][0] += low_float(even) * c[0][0][0], sum[0][1] += low_float(odd) * c[1][0][1];
+      sum[0][2] += high_float(even) * c[0][0][2], sum[0][3] += high_float(odd) * c[1][0][3];
+    } else {
+#pragma unroll
+      for (int i = 0; i < NG; i++) {
+        const float low = low_float(item.scale.at[i]), high = high_float(item.scale.at[i]);
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) sum[n][e] += (e < 2 ? low : high) * (HALVES ? c[0][n][e] + c[1][n][e] : c[i][n][e]);
+      }
+    }
+  }
+};
+// Floating-point codes enter scaled: the product of code and scale is exact. Their sums stay with the matrix units, apart
+// for even and odd steps.
+DEVICE void multiply_scaled(float (*even)[4], float (*odd)[4], const Item& item, const Tokens& b) {
   u32 a[4];
 #pragma unroll
   for (int k = 0; k < STEPS; k++) {
-    const int i = HALVES ? k & 1 : k * NG / STEPS;
     fragment(a, item, k);
 #pragma unroll
-    for (int n = 0; n < NT; n++) mma(c[i][n], a, b[n][2 * k], b[n][2 * k + 1]);
-  }
-#pragma unroll
-  for (int i = 0; i < NG; i++) {
-    const float low = low_float(item.scale.at[i]), high = high_float(item.scale.at[i]);
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) sum[n][e] += (e < 2 ? low : high) * (HALVES ? c[0][n][e] + c[1][n][e] : c[i][n][e]);
-  }
-}
-
-// The same of `COUNT` tiles of floating-point codes, which enter scaled: the product of code and scale is exact. Sums
-// stay with the matrix units; neighbouring tiles take turns, or the halves of one, so that fewer products wait for others.
-template <int COUNT> DEVICE void multiply_floating(float (*sum)[NT][4], const Item* item, const Tokens& b) {
-  float half[NT][4] = {};
-  u32 a[4];
-#pragma unroll
-  for (int k = 0; k < STEPS; k++)
-#pragma unroll
-    for (int t = 0; t < COUNT; t++) {
-      fragment(a, item[t], k);
-#pragma unroll
-      for (int n = 0; n < NT; n++) mma(COUNT == 1 && k % 2 ? half[n] : sum[t][n], a, b[n][2 * k], b[n][2 * k + 1]);
-    }
-  if (COUNT > 1) return;
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) sum[0][n][e] += half[n][e];
-}
-
-// The same where SPREAD: step k of the only token is column k of b and the others are zero, so that a column's sum is
-// that of one scale. Scales go into these few sums, and codes enter as they are: subnormal, which matrix units take. What
-// they lack in size is shared by x (finite below 2^64) and the scales.
-constexpr u32 LIFT = 0x5F805F80u, LIFTED = 0x50005000u;  // 2^64; the top of the exponents of scales, less that
-template <int COUNT> DEVICE void multiply_spread(float (*sum)[NT][4], const Item* item, const Tokens& b, int lane) {
-  float c[COUNT][2][4] = {};  // of even and of odd steps, which have columns of their own anyway
-#pragma unroll
-  for (int k = 0; k < STEPS; k++)
-#pragma unroll
-    for (int t = 0; t < COUNT; t++) {
-      constexpr int EACH = STEPS / CHUNKS;
-      u32 a[4];
-#pragma unroll
-      for (int p = 0; p < 4; p++) a[p] = floating_pair(item[t].code[k / EACH][p], k % EACH);
-      mma(c[t][k % 2], a, b[0][2 * k], b[0][2 * k + 1]);
-    }
-#pragma unroll
-  for (int t = 0; t < COUNT; t++) {
-    const u32 w = item[t].scale.at[0];  // of columns 2 (lane % 4) and the next: two groups, or one of two
-    const u32 even = scale_pair<LIFTED>(NG == 8 ? w : turned(w, lane % 2 * 8), 0), odd = NG == 8 ? scale_pair<LIFTED>(w, 1) : even;
-    float* to = sum[t][0];
-    to[0] += low_float(even) * c[t][0][0], to[1] += low_float(odd) * c[t][1][1];
-    to[2] += high_float(even) * c[t][0][2], to[3] += high_float(odd) * c[t][1][3];
+    for (int n = 0; n < NT; n++) mma(k % 2 ? odd[n] : even[n], a, b[n][2 * k], b[n][2 * k + 1]);
   }
 }
 DEVICE void add_columns(float* sum) {  // of all groups, into column 0

@@ -3,7 +3,9 @@
 A code of E2M1 or E4M3 has a sign, an exponent and a mantissa, as bfloat16 does: with the sign in bit 15 and the others
 in the lowest exponent and highest mantissa bits, subnormal codes included, it *is* a bfloat16, too small by a power of
 two. Words of 32 bits hold one such pattern in each half for every matrix step; later steps lie rotated by an amount at
-which all find room. For float16 the kernels move the pattern up by the three exponent bits that it has fewer.
+which all find room. That of the last step of E2M1 finds none in one piece: its bits are chosen so that a product, which
+is one instruction, takes them to their places. For float16 the kernels move the pattern up by the three exponent bits
+that it has fewer.
 
 Scales of blocks are bytes of five exponent and three mantissa bits, never subnormal: where a mask leaves them in both
 halves of a word, three more exponent bits make the bfloat16 that takes the power of two away again. A word holds the
@@ -14,15 +16,19 @@ a byte; kernels apply them to sums.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-FIELDS: dict[int, tuple[tuple[tuple[int, int], ...], ...]] = {
-    4: (((0x81C0, 0),), ((0x81C0, 4),), ((0x81C0, 26),), ((0x8180, 30), (0x0040, 6))),
-    8: (((0x87F0, 0),), ((0x80F0, 4), (0x0700, 28))),
+FIELDS: dict[int, tuple[tuple[tuple[int, int, int], ...], ...]] = {
+    4: (((0x81C0, 0, 1),), ((0x81C0, 3, 1),), ((0x81C0, 6, 1),), ((0x001B, 6, 0x888),)),
+    8: (((0x87F0, 0, 1),), ((0x80F0, 4, 1), (0x0700, 28, 1))),
 }
-"""By width of the code and by step: masks of the pattern, and the left rotation that brings their bits to it."""
+"""By width of the code and by step: a left rotation, masks of what it leaves in both halves, and what that is times."""
+PATTERN = {4: 0x81C0, 8: 0x87F0}
+"""By width of the code: the bits of a pattern."""
 
 UNIT = {4: 29, 8: 23}
 """By width of the code: the field of exponents of a byte that stands for a scale of one."""
@@ -32,12 +38,12 @@ NVFP4_FIELD = MOST - 8  # of a scale of one, so that 448 has the largest
 
 def pack_words(codes: Tensor, bits: int) -> Tensor:
     """Codes (uint8 [..., half, step]) as bytes [..., 4]: one 32-bit word of 2 * 16 / bits of them."""
-    patterns = _patterns(codes.to(torch.int64), bits)
-    patterns = patterns[..., 0, :] | patterns[..., 1, :] << 16
-    word = torch.zeros(patterns.shape[:-1], dtype=torch.int64, device=codes.device)
+    word = torch.zeros((*codes.shape[:-2],), dtype=torch.int64, device=codes.device)
     for step, fields in enumerate(FIELDS[bits]):
-        for mask, turn in fields:
-            word |= _rotated(patterns[..., step] & mask * 0x10001, 32 - turn)
+        low, high = codes[..., step].long().unbind(-1)
+        for field in fields:
+            stored = torch.tensor(_stored(bits, field), device=codes.device)
+            word |= _rotated(stored[low] | stored[high] << 16, 32 - field[1])
     return torch.stack([word >> shift & 255 for shift in (0, 8, 16, 24)], dim=-1).to(torch.uint8)
 
 
@@ -48,8 +54,8 @@ def unpack_words(packed: Tensor, bits: int) -> Tensor:
     steps = []
     for fields in FIELDS[bits]:
         pattern = torch.zeros_like(word)
-        for mask, turn in fields:
-            pattern |= _rotated(word, turn) & mask * 0x10001
+        for mask, turn, times in fields:
+            pattern |= (_rotated(word, turn) & mask * 0x10001) * times & PATTERN[bits] * 0x10001
         steps.append(torch.stack((pattern & 0xFFFF, pattern >> 16), dim=-1))
     return _codes(torch.stack(steps, dim=-1), bits).to(torch.uint8)
 
@@ -103,10 +109,21 @@ def unpack_scales(words: Tensor) -> Tensor:
     return torch.stack((first, second, third, fourth), dim=-1).view_as(words)
 
 
-def _patterns(codes: Tensor, bits: int) -> Tensor:
-    """The bfloat16 pattern of each code."""
-    sign, rest = codes >> (bits - 1), codes & ((1 << (bits - 1)) - 1)
-    return sign << 15 | rest << (6 if bits == 4 else 4)
+@cache
+def _stored(bits: int, field: tuple[int, int, int]) -> tuple[int, ...]:
+    """By code: the bits of `field` that become its pattern, or the field's part of it."""
+    mask, _, times = field
+    subset, becomes = mask, {}
+    while subset:
+        becomes[subset * times & PATTERN[bits]] = subset
+        subset = subset - 1 & mask
+    part = mask if times == 1 else PATTERN[bits]
+    return tuple(becomes.get(_pattern(code, bits) & part, 0) for code in range(1 << bits))
+
+
+def _pattern(code: int, bits: int) -> int:
+    """The bfloat16 pattern of a code."""
+    return code >> (bits - 1) << 15 | (code & ((1 << (bits - 1)) - 1)) << (6 if bits == 4 else 4)
 
 
 def _codes(patterns: Tensor, bits: int) -> Tensor:

@@ -93,9 +93,10 @@ def floating_codes(words, BITS: tl.constexpr):
     w = words.to(tl.uint32, bitcast=True)
     if BITS == 4:
         q0 = floating_number(w & 0x81C081C0, BITS)
-        q1 = floating_number((w << 4) & 0x81C081C0, BITS)
-        q2 = floating_number(((w << 26) | (w >> 6)) & 0x81C081C0, BITS)
-        q3 = floating_number((((w << 30) | (w >> 2)) & 0x81808180) | ((w << 6) & 0x00400040), BITS)
+        turned = (w << 6) | (w >> 26)
+        q1 = floating_number((w << 3) & 0x81C081C0, BITS)
+        q2 = floating_number(turned & 0x81C081C0, BITS)
+        q3 = floating_number(((turned & 0x001B001B) * 0x888) & 0x81C081C0, BITS)
         return tl.join(tl.join(q0, q2), tl.join(q1, q3))
     else:  # noqa: RET505 - only one of the branches is compiled
         q0 = floating_number(w & 0x87F087F0, BITS)

@@ -7,26 +7,21 @@ constexpr bool AHEAD = NT == 1 || BLOCK_WARPS <= 8 || NT == 2 && TILES <= 2;  //
 
 struct Work {
   Stream& stream;
-  const u16 *from, *row;  // this lane's x of the group at hand; a row that it touches for the next group
+  const u16* from;  // this lane's x of the group at hand
   const Bitmap& w;
   int tokens, input, lane;  // `input`: the lane's first of the group at hand
   Tokens<NT> now, next;
   float sum[TILES][NT][4];
 
-  // Asks for the x of the group that is `by` inputs further on: where AHEAD for its registers, else for the first cache.
-  DEVICE void ask(int by) {
-    if (AHEAD) return next.load(from + by, w, tokens, input + by, lane);
-    if (lane >= tokens) return;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (EXACT || input - (lane & 3) * 8 + by + i * 16 < w.inputs) asm volatile("{.reg .b32 ignored;\nld.global.u32 ignored, [%0];}" ::"l"(row + by + i * 16));
+  DEVICE void ask(int by) {  // for the x of the group that is `by` inputs further on
+    if (AHEAD) next.load(from + by, w, tokens, input + by, lane);
   }
   // The x of the group at hand, `by` inputs before the one after it, of which there is none unless `more`.
   DEVICE void take(int by, bool more) {
     if (AHEAD) now = next;
     if (more) ask(by);
     if (!AHEAD) now.load(from, w, tokens, input, lane);
-    from += by, row += by, input += by;
+    from += by, input += by;
   }
 
   template <int SIZE, int TILE> DEVICE void block(int group) {
@@ -61,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * 32, 1) decode(const u
   __syncthreads();
   wait_for_previous();
   const int input = first * GROUPS * 64 + (lane & 3) * 8;
-  Work work = {stream, x + (i64)(lane >> 2) * w.inputs + input, x + (i64)lane * w.inputs + first * GROUPS * 64, w, out.tokens, input, lane, {}, {}, {}};
+  Work work = {stream, x + (i64)(lane >> 2) * w.inputs + input, w, out.tokens, input, lane, {}, {}, {}};
   work.ask(0);
   each_stream(work, lane);
   __syncthreads();

@@ -41,7 +41,6 @@ def test_reasoned_configurations_fit_and_are_legal(bits: int, zero: str | None) 
                 assert isinstance(config, DecodeConfig) == (tokens <= 16)
                 if isinstance(config, DecodeConfig):
                     assert 2 <= config.depth <= 2 * config.pairs
-                    assert not config.counted or config.depth <= config.stages * config.pairs
                 else:
                     assert config.stages >= 2
                     assert config.tiles(given, tokens)[0] >= 0
@@ -112,13 +111,13 @@ def test_buckets() -> None:
 def test_what_was_measured_here_is_preferred(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(nvrtc.CACHE_VARIABLE, str(tmp_path))
     configs.tuned.cache_clear()
-    key, config = "w4g128 4096x14336 8", DecodeConfig(warps=4, pairs=2)
+    key, config = "w4g128 4096x14336 64", GemmConfig(tokens=32)
     assert configs.read(configs.tuned("NVIDIA H200")[key]) != config
     configs.keep("NVIDIA H200", {key: configs.written(config)})
     configs.keep("NVIDIA H200", {"w4 1x1 1": configs.written(GemmConfig())})
     assert configs.read(configs.tuned("NVIDIA H200")[key]) == config
     assert configs.read(configs.tuned("NVIDIA H200")["w4 1x1 1"]) == GemmConfig()
-    configs.keep("NVIDIA H200", {key: {"decode": {"warps": 4, "of_another_version": 1}}, "w4 2x2 1": {"else": {}}})
+    configs.keep("NVIDIA H200", {key: {"gemm": {"tokens": 32, "of_another_version": 1}}, "w4 2x2 1": {"else": {}}})
     assert configs.tuned("NVIDIA H200")[key] == json.loads(configs.SHIPPED.read_text())["NVIDIA H200"][key]
     assert "w4 2x2 1" not in configs.tuned("NVIDIA H200")
     configs.tuned.cache_clear()
@@ -130,5 +129,5 @@ def test_a_configuration_for_the_current_device(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: About)
     place = torch.device("cuda", 0)
-    assert configs.configuration(weight(4096, 14336), 7, place).warps == 12
+    assert configs.configuration(weight(4096, 14336), 30, place).splits == 4
     assert configs.configuration(weight(8192, 2048), 1, place) == configs.reasoned(weight(8192, 2048), 1, 132)

@@ -142,14 +142,14 @@ class Launches:
 def test_decode_launches(sample, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Launches(monkeypatch)
     weight = sample(300, 200, 4, 0).arranged
-    for config in (DecodeConfig(cluster=2, unit=2, grid=133), DecodeConfig(counted=0, stages=3)):
+    for config in (DecodeConfig(cluster=2, unit=2, grid=133), DecodeConfig(stages=3)):
         cuda_decode.decode(torch.zeros(3, 200).half(), weight, torch.zeros(3, 300).half(), config, None, True)
     assert [(shape.grid, shape.threads, shape.cluster) for shape in seen.shapes] == [
         ((132, 1), 256, 2),
         ((132, 1), 256, 1),
     ]
-    assert seen.sizes == [[16, 32, 40, 4, 4], [128, 32, 40, 4, 4]]
-    assert seen.maps == [(2, (64, 3, 4), (512, 128), (64, 8, 2), True)]
+    assert seen.sizes == [[128, 32, 40, 4, 4]] * 2
+    assert seen.maps == [(2, (64, 3, 4), (512, 128), (64, 8, 2), True)] * 2
 
 
 def test_gemm_launches(sample, monkeypatch: pytest.MonkeyPatch) -> None:

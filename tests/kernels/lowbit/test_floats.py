@@ -25,11 +25,11 @@ def floating_pair(word: int, which: int, bits: int, half: bool) -> int:
     elif which == 0:
         v = word & 0x81C081C0
     elif which == 1:
-        v = word << 4 & 0x81C081C0
+        v = word << 3 & 0x81C081C0
     elif which == 2:
-        v = rotated(word, 26) & 0x81C081C0
+        v = rotated(word, 6) & 0x81C081C0
     else:
-        v = (rotated(word, 30) & 0x81808180) | (word << 6 & 0x00400040)
+        v = (rotated(word, 6) & 0x001B001B) * 0x888 & 0x81C081C0
     return ((v & 0x80008000) | (v & 0x7FFF7FFF) << 3) & MASK if half else v
 
 

@@ -254,12 +254,11 @@ def test_cuda_int8_of_few_tokens_in_parts(sample, error, device, shape) -> None:
 
 
 @gpu
-@pytest.mark.parametrize("counted", [0, 1])
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize("grid", [132, 8])  # few blocks: many rounds, of one block of inputs a warp
-def test_decode_both_ways(sample, error, device, counted, cluster, grid) -> None:
+def test_decode_both_ways(sample, error, device, cluster, grid) -> None:
     weight = sample(1096, 1088, 4, 64, "int", device=device)
-    config = DecodeConfig(pairs=2, depth=3, cluster=cluster, counted=counted, grid=grid)
+    config = DecodeConfig(pairs=2, depth=3, cluster=cluster, grid=grid)
     for tokens in (1, 7, 16):
         x, y = torch.randn(tokens, 1088, device=device).half(), torch.empty(tokens, 1096, device=device).half()
         cuda_decode.decode(x, weight.arranged, y, config, None, False)
@@ -267,16 +266,32 @@ def test_decode_both_ways(sample, error, device, counted, cluster, grid) -> None
 
 
 @gpu
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("rows", [1095, 1000])  # the last pair of rows has one; the last tile has half of its rows
+def test_decode_ends_where_the_result_does(float_sample, error, device, cluster, rows) -> None:
+    weight = float_sample("nvfp4", rows, 1088, device)
+    bias = torch.randn(rows, device=device).bfloat16()
+    for tokens in range(1, 17):
+        x = torch.randn(tokens, 1088, device=device).bfloat16()
+        place = torch.full((tokens * rows + 8,), 7.0, device=device).bfloat16()
+        y = place[: tokens * rows].view(tokens, rows)
+        cuda_decode.decode(x, weight.arranged, y, DecodeConfig(pairs=2, cluster=cluster, grid=8), bias, False)
+        exact = x.double().cpu() @ weight.exact.T + bias.double().cpu()
+        assert error(y, exact) < 1.5 * error(exact.bfloat16(), exact)
+        assert bool((place[tokens * rows :] == 7).all())
+
+
+@gpu
 @pytest.mark.parametrize("kind", ["nvfp4", "mxfp4", "mxfp8"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("counted", "cluster"), [(0, 1), (1, 1), (0, 2), (1, 2)])
-def test_scales_of_one_token_go_into_sums_or_codes(float_sample, error, device, kind, dtype, counted, cluster) -> None:
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_scales_of_one_token_go_into_sums_or_codes(float_sample, error, device, kind, dtype, cluster) -> None:
     weight = float_sample(kind, 1096, 1088, device)
     x = torch.randn(1, 1088, device=device, dtype=dtype)
     exact = x.double().cpu() @ weight.exact.T
     for spread, grid in ((0, 132), (0, 8), (1, 132), (1, 8)):
         y = torch.empty(1, 1096, device=device, dtype=dtype)
-        config = DecodeConfig(2 * 4, 2, 2, 2, cluster, counted, 1, grid, spread)
+        config = DecodeConfig(8, 2, 2, 2, cluster, 1, grid, spread)
         cuda_decode.decode(x, weight.arranged, y, config, None, False)
         assert error(y, exact) < 1.5 * error(exact.to(dtype), exact)
 
