@@ -23,6 +23,7 @@ from .lowbit import layout
 from .lowbit.layout import Arranged
 from .lowbit.packed import Stored, arranged, microscaled, misfit, pick_for
 from .packed_linear import PackedLinear
+from .registry import reference_alone
 from .sparse_linear import fits, merge_sparse
 
 PARTS = ("codes", "scales", "zeros", "factors")
@@ -180,8 +181,12 @@ def _merge_for(
 
 
 def _fits(linear: PackedLinear, dtype: torch.dtype) -> bool:
-    """Whether a linear is to have the layout of kernels, and not to stay as the hardware takes it."""
-    if misfit(linear.scheme) is not None:
+    """Whether a linear is to have the layout of kernels, and not to stay as the hardware takes it.
+
+    Raises InputError for one that has none, where kernels were asked for.
+    """
+    if (reason := misfit(linear.scheme)) is not None:
+        reference_alone(reason)
         return False
     device = linear.tensors["weight_scale"].device
     shape = (linear.out_features, linear.in_features)

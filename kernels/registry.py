@@ -92,8 +92,22 @@ def pick(problem: Problem, asked: str | None = None) -> Pick:
 
     Raises InputError for a name that does not exist, and for one that cannot run the problem.
     """
-    name, key = _asked() if asked is None else (asked, f"kernel '{asked}'")
+    name, key = _asked(asked)
     return _pick(problem, name, key)
+
+
+def reference_alone(reason: str, asked: str | None = None) -> Pick:
+    """The pick for a weight that no other implementation knows, for `reason`.
+
+    Raises InputError where another one is `asked` for, preferred or named by $COMPRESS_KERNEL.
+    """
+    name, key = _asked(asked)
+    if name is not None:
+        _known(name, key)
+    if name not in (None, "reference"):
+        raise InputError(key, f"it cannot run here ({reason})", "name another implementation, or none")
+    others = {item.name: reason for item in IMPLEMENTATIONS if item.name != "reference"}
+    return Pick("reference", reason, others)
 
 
 def check_asked(device: str) -> None:
@@ -107,10 +121,12 @@ def check_asked(device: str) -> None:
         raise InputError(key, cause, "name another implementation, or none")
 
 
-def _asked() -> tuple[str | None, str]:
-    """What `prefer` names, else $COMPRESS_KERNEL, else None; and how the user said it."""
-    if _preferred:
-        return _preferred[-1], f"kernel '{_preferred[-1]}'"
+def _asked(name: str | None = None) -> tuple[str | None, str]:
+    """The `name` given, else what `prefer` names, else $COMPRESS_KERNEL, else None; and how the user said it."""
+    if name is None and _preferred:
+        name = _preferred[-1]
+    if name is not None:
+        return name, f"kernel '{name}'"
     named = os.environ.get(VARIABLE) or None
     return named, f"{VARIABLE}={named}"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...formats.scheme import Scheme
 from ..reference import packed_codes
-from ..registry import Pick, Problem, pick
+from ..registry import Pick, Problem, pick, reference_alone
 from . import layout
 from .layout import Arranged
 
@@ -80,7 +80,7 @@ def pick_for(
     Raises InputError where the implementation `asked` for, or named by the environment, cannot.
     """
     if (reason := misfit(scheme)) is not None:
-        return Pick("reference", reason, dict.fromkeys(("cuda", "triton", "scaled"), reason))
+        return reference_alone(reason, asked)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
     kind = (scheme.grid.bits, scheme.group_size or 0, narrow(scheme), scheme.grid.name in FLOATING, microscaled(scheme))
     return pick(Problem(device.type, capability, tokens, *shape, dtype, *kind), asked)

@@ -8,9 +8,11 @@ from torch import nn
 
 from compress_llm.compress_cli.runs.bench_kernels import random_weight
 from compress_llm.formats.architectures import architecture
+from compress_llm.formats.errors import InputError
 from compress_llm.formats.scheme import Scheme, scheme
 from compress_llm.kernels.arranged_linear import ArrangedLinear, Layouts, SharedPart
 from compress_llm.kernels.packed_linear import PackedLinear
+from compress_llm.kernels.registry import prefer
 
 FACTS = architecture({"model_type": "llama"}, {})
 WIDTH = 96
@@ -100,10 +102,12 @@ def test_blocks_of_rows_are_fused_where_they_end_with_their_linears(name: str, r
         assert (getattr(part, key)(x).float() - y).norm() <= 5e-3 * y.norm()
 
 
-def test_what_has_no_layout_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_layout_stays_unless_kernels_were_asked_for() -> None:
     model = block(scheme("W4A16").with_group(16))
     Layouts(FACTS, torch.bfloat16).arrange(model)
     assert all(type(getattr(attention(model), name)) is PackedLinear for name in NAMES)
+    with prefer("cuda"), pytest.raises(InputError, match="no layout for groups of 16"):
+        Layouts(FACTS, torch.bfloat16).arrange(model)
     model = block(scheme("W4A16").with_group(32))
     Layouts(FACTS, torch.float32).arrange(model)
     assert type(attention(model).q_proj) is PackedLinear

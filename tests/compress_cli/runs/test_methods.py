@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
-from compress_llm.compress_cli.runs.methods import chain, check_fit, fields_wanted
+from compress_llm.compress_cli.runs.methods import (
+    ROTATIONS,
+    ROUNDINGS,
+    SPARSIFIERS,
+    TRANSFORMS,
+    chain,
+    check_fit,
+    fields_wanted,
+)
 from compress_llm.compress_cli.runs.recipe import Recipe
 from compress_llm.formats.errors import InputError
 from compress_llm.formats.scheme import SCHEMES
@@ -146,3 +155,20 @@ def test_a_rotation_goes_between_transforms_and_rounding() -> None:
     assert chain(Recipe(method="gptq")).fitted(SCHEMES["W4A16"], 576) == SCHEMES["W4A16"]
     assert chain(Recipe(method="hadamard")).rounding.name == "rtn"
     assert fields_wanted(chain(Recipe(method="hadamard")), {SCHEMES["W4A16"]}) == frozenset()
+
+
+def test_the_documentation_has_every_setting_and_its_default() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
+    table = text[text.index("| method | settings") :].split("\n\n")[0]
+    rows = {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
+    methods = [*TRANSFORMS.values(), *ROTATIONS.values(), *SPARSIFIERS.values(), *ROUNDINGS.values()]
+    assert set(rows) == {method.name for method in methods if method.options}
+    for method in methods:
+        for name, default in method.options.items():
+            assert f"`{name}: {str(default).lower()}`" in rows[method.name]
+
+
+def test_the_documentation_has_every_key_of_a_recipe() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "methods.md").read_text(encoding="utf-8")
+    section = text[text.index("## Recipe files") : text.index("| method | settings")]
+    assert [item.name for item in fields(Recipe) if f"`{item.name}`" not in section] == []

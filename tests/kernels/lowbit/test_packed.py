@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from compress_llm.compress_cli.runs.bench_kernels import random_weight
+from compress_llm.formats.errors import InputError
 from compress_llm.formats.scheme import SCHEMES, Scheme, scheme
 from compress_llm.kernels.lowbit import packed
 from compress_llm.kernels.lowbit.layout import dequantize
@@ -37,6 +38,9 @@ def test_what_has_no_layout_says_why() -> None:
     assert misfit(scheme("W4A16").with_group(16)) == "no layout for groups of 16"
     pick = pick_for(scheme("W4A16").with_group(16), (64, 64), 1, torch.bfloat16, torch.device("cpu"))
     assert (pick.name, pick.reason) == ("reference", "no layout for groups of 16")
+    assert pick.others == dict.fromkeys(("cuda", "triton", "scaled", "three-layer"), "no layout for groups of 16")
+    with pytest.raises(InputError, match="kernel 'triton': it cannot run here .no layout for groups of 16.; name"):
+        pick_for(scheme("W4A16").with_group(16), (64, 64), 1, torch.bfloat16, torch.device("cpu"), "triton")
     assert misfit(scheme("W8A8")) is None
     assert misfit(scheme("FP8_BLOCK")) is None
     weights_only = replace(scheme("FP8_BLOCK"), activation=None)
