@@ -26,7 +26,7 @@ FIELDS: dict[int, tuple[tuple[tuple[int, int, int], ...], ...]] = {
     4: (((0x81C0, 0, 1),), ((0x81C0, 3, 1),), ((0x81C0, 6, 1),), ((0x001B, 6, 0x888),)),
     8: (((0x87F0, 0, 1),), ((0x80F0, 4, 1), (0x0700, 28, 1))),
 }
-"""By width of the code and by step: a left rotation, masks of what it leaves in both halves, and what that is times."""
+"""By width of the code and by step: masks for both halves, the left rotation before each, and the factor after it."""
 PATTERN = {4: 0x81C0, 8: 0x87F0}
 """By width of the code: the bits of a pattern."""
 
@@ -38,7 +38,7 @@ NVFP4_FIELD = MOST - 8  # of a scale of one, so that 448 has the largest
 
 def pack_words(codes: Tensor, bits: int) -> Tensor:
     """Codes (uint8 [..., half, step]) as bytes [..., 4]: one 32-bit word of 2 * 16 / bits of them."""
-    word = torch.zeros((*codes.shape[:-2],), dtype=torch.int64, device=codes.device)
+    word = torch.zeros(codes.shape[:-2], dtype=torch.int64, device=codes.device)
     for step, fields in enumerate(FIELDS[bits]):
         low, high = codes[..., step].long().unbind(-1)
         for field in fields:
