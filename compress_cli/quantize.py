@@ -63,7 +63,7 @@ def command(
     **flags: Any,
 ) -> None:
     """Compress MODEL (a directory or a cached Hub id; without it, the embedded default) into OUT."""
-    from ..formats.writer import check_out
+    from ..formats.writer import check_out, unfinished_parts
     from .runs import recipe as recipes
     from .runs.job import prepare
     from .runs.quantize import execute
@@ -81,6 +81,8 @@ def command(
 
         console.result(dry_run_report(job, out), lambda: _show_plan(console, job))
         return
+    if not resume and (count := unfinished_parts(out.absolute())):
+        console.warn(f"the finished parts of a stopped run ({count}) are dropped; --resume would have gone on with them")
     report = execute(job, out, resume=resume, overwrite=overwrite, track=console.track)
     console.result(report.full(), lambda: _show_report(console, report, out))
 

@@ -202,6 +202,11 @@ def check_out(out: Path, overwrite: bool, source: Path | None = None) -> None:
         raise InputError(key, f"{old_path(out)} is in the way of setting it aside", "move that away")
 
 
+def unfinished_parts(out: Path) -> int:
+    """How many finished parts a stopped run has left for a resume: a run without it drops them."""
+    return sum(1 for _ in (staging_path(out) / PARTS).glob("*.safetensors"))
+
+
 def _remove_empty(folders: Sequence[Path]) -> None:
     """Remove `folders`, innermost first, up to one that is not empty."""
     for folder in folders:

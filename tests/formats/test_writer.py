@@ -17,7 +17,7 @@ from compress_llm.formats.errors import InputError, StoppedEarly
 from compress_llm.formats.headers import read_header
 from compress_llm.formats.replacing import old_path, staging_path
 from compress_llm.formats.tensor_bytes import sha256_of, sha256_of_file
-from compress_llm.formats.writer import OutputDirectory
+from compress_llm.formats.writer import OutputDirectory, unfinished_parts
 
 PARTS = {
     0: {"embed": torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)},
@@ -122,6 +122,7 @@ def test_resume_keeps_parts_and_a_fresh_start_does_not(tmp_path, resume):
         (output.staging / "journal.json.tmp").write_text("half")
         (output.staging / "parts" / "00001.safetensors.tmp").write_text("half")
         output.add_file("stale", b"")
+    assert unfinished_parts(tmp_path / "out") == 1
     with OutputDirectory(tmp_path / "out", False, resume) as output:
         assert output.has_part(0, hashes) == resume
         kept = ["journal.json"] if resume else []
