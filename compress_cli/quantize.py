@@ -82,7 +82,7 @@ def command(
         console.result(dry_run_report(job, out), lambda: _show_plan(console, job))
         return
     if not resume and (count := unfinished_parts(out.absolute())):
-        console.warn(f"what a stopped run had finished is dropped (parts: {count}); --resume would have gone on with it")
+        console.warn(f"parts of a stopped run are dropped ({count}); --resume would have gone on with them")
     report = execute(job, out, resume=resume, overwrite=overwrite, track=console.track)
     console.result(report.full(), lambda: _show_report(console, report, out))
 

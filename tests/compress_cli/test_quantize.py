@@ -20,6 +20,6 @@ def test_dropping_the_parts_of_a_stopped_run_is_said(tmp_path: Path, resume: boo
     (parts / "00000.safetensors").write_bytes(b"of a stopped run")
     arguments = ["quantize", "embedded", "--method", "rtn", "-o", str(out), "--quiet"]
     done = CliRunner().invoke(cli, [*arguments, "--resume"] if resume else arguments)
-    said = "Warning: what a stopped run had finished is dropped (parts: 1); --resume would have gone on with it"
+    said = "Warning: parts of a stopped run are dropped (1); --resume would have gone on with them"
     assert (done.exit_code, said in done.stderr) == (0, not resume)
     assert (out / "config.json").is_file()
