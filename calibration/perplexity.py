@@ -20,6 +20,7 @@ from ..formats.progress import Track, silent
 from .divergence import Scores, score
 from .heads import Head, head_of, hidden_states
 from .protocols import Window
+from .tokenizer import check_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -167,10 +168,4 @@ def _check_vocabulary(windows: Sequence[Window], model: PreTrainedModel, referen
             f"its vocabulary has {other:,} tokens, the model's {size:,}",
             "name the model that this one was made from",
         )
-    largest = max(int(window.ids.max()) for window in windows)
-    if largest >= size:
-        raise InputError(
-            "tokenizer",
-            f"it gives the id {largest}, and the model's vocabulary has {size:,} tokens",
-            "use the tokenizer that belongs to the model",
-        )
+    check_ids((window.ids for window in windows), size)

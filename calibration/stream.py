@@ -24,6 +24,7 @@ from ..kernels.skeleton import empty_model, read_config
 from .blocks import Block, Look, layer_runner, stages_of, watched
 from .lanes import Stage, StagedRun
 from .statistics import Field, Stats
+from .tokenizer import check_ids
 from .windows import Windows
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Stream:
         self._checkpoint, self._facts = checkpoint, facts
         self._device, self._dtype = torch.device(device), dtype
         config = read_config(checkpoint.directory, trust_remote_code=trust_remote_code)
+        check_ids([windows.ids], config.get_text_config().vocab_size)
         self._model = empty_model(config, dtype, attn_implementation=None, trust_remote_code=trust_remote_code)
         self._model.config.use_cache = False
         self._windows, self._batch_size = windows, batch_size
@@ -98,6 +100,7 @@ class Stream:
         """Decoder block `number` with `weights` (checkpoint name -> tensor) in place on the stream's device."""
         module = self._layers[number]
         self._assign(self._model, weights)
+        self._check_whole(module)
         prefix = f"{self._facts.layers}.{number}."
         block = Block(module, self._linears(prefix, weights), [], layer_runner(module, number))
         block.stages = self._find_stages(block, prefix)
@@ -108,6 +111,7 @@ class Stream:
         self._assign(self._model, weights)
         norm = self._model.get_submodule(self._facts.final_norm)
         head = self._model.get_submodule(self._facts.head)
+        self._check_whole(norm, head)
         return Block(
             nn.ModuleList([norm, head]),
             {self._facts.head: head},
@@ -239,6 +243,13 @@ class Stream:
                 owner._buffers[leaf] = moved
             else:
                 raise InputError(name, "has no place in this architecture", "check config.json against the checkpoint")
+
+    def _check_whole(self, *modules: nn.Module) -> None:
+        """Raise InputError where a parameter of the modules has not been given: it would compute with nothing."""
+        given = {id(part) for module in modules for part in module.parameters() if part.is_meta}
+        missing = [name for name, part in self._model.named_parameters() if id(part) in given]
+        if missing:
+            raise InputError(missing[0], "is missing from the checkpoint", "complete it")
 
     def _linears(self, prefix: str, weights: Mapping[str, Tensor]) -> dict[str, nn.Module]:
         found: dict[str, nn.Module] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,12 +25,16 @@ COMPARED_CHARACTERS = 20_000
 
 def load_tokenizer(directory: Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer in a model directory, without a connection. Raises InputError when there is none that loads."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 
     if not any(directory.glob("tokenizer*")) and not any(directory.glob("vocab*")):
         raise InputError(str(directory), "it holds no tokenizer", "copy the model's tokenizer files into it")
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trust_remote_code)
+    except StrictDataclassError as error:  # it reads the model's configuration too
+        cause = f"its config.json is not understood ({' '.join(str(error).split()).rstrip('.')})"
+        raise InputError(str(directory), cause, "correct its config.json") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise InputError(
             str(directory), f"its tokenizer does not load ({error})", "copy the model's tokenizer files anew"
@@ -55,6 +59,14 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tens
 def encode_all(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Ids of each text on its own, with the special tokens that the tokenizer adds by itself."""
     return tokenizer(list(texts), return_attention_mask=False, verbose=False)["input_ids"]
+
+
+def check_ids(ids: Iterable[Tensor], vocabulary: int) -> None:
+    """Raise InputError where ids (int64, any shapes) lie outside a vocabulary of that many tokens."""
+    largest = max(int(part.max()) for part in ids)
+    if largest >= vocabulary:
+        cause = f"it gives the id {largest}, and the model's vocabulary has {vocabulary:,} tokens"
+        raise InputError("tokenizer", cause, "use the tokenizer that belongs to the model")
 
 
 def check_same(mine: PreTrainedTokenizerBase, reference: PreTrainedTokenizerBase, text: str) -> None:

@@ -120,7 +120,7 @@ def resolve(model: str, key: str = "MODEL") -> Path:
         raise InputError(key, "is empty", "name a model directory or an id")
     local = Path(model)
     with disk_faults(model, kept=None):
-        recover(local)
+        recover(local.absolute())
     if local.is_dir():
         return local
     if local.exists():

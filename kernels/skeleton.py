@@ -106,7 +106,8 @@ def _fix(brings_code: bool) -> str:
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    count = 2 if lines and lines[0].endswith(":") else 1  # one that announces the next
+    return " ".join(line.strip() for line in lines[:count]).rstrip(".") or type(error).__name__
 
 
 def _drop_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:

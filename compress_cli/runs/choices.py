@@ -6,7 +6,8 @@ mixtures that engines cannot load as one matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +32,9 @@ class _Asked:
     scheme_flag: str = "--scheme"
     group_flag: str = "--group-size"
 
-    def fit(self, name: str, width: int) -> Scheme:
+    def fit(self, name: str, width: int, widths: Collection[int] = ()) -> Scheme:
         """The scheme with a group size that divides the `width` inputs of linear `name`. Raises InputError, naming
-        sizes that would."""
+        sizes that would, and would `widths` of other linears."""
         if self.group == "auto":
             fits = [size for size in AUTO_GROUPS if width % size == 0]
             fitted = self.scheme.with_group(fits[0] if fits else "channel") if self.scheme.groupable else self.scheme
@@ -41,10 +42,10 @@ class _Asked:
             fitted = self.scheme
         else:
             fitted = self.scheme.with_group(self.group, self.group_flag)  # type: ignore[arg-type]
-        self._check(fitted, name, width)
+        self._check(fitted, name, width, math.gcd(width, *widths))
         return fitted
 
-    def _check(self, fitted: Scheme, name: str, width: int) -> None:
+    def _check(self, fitted: Scheme, name: str, width: int, common: int) -> None:
         pattern, size = fitted.sparsity, fitted.group_size
         if pattern is not None and pattern.group is not None and width % pattern.group[1]:
             cause = f"does not divide the {width} inputs of {name}"
@@ -55,7 +56,7 @@ class _Asked:
         if not fitted.groupable:
             cause = f"has blocks of {size}, which do not divide the {width} inputs of {name}"
             raise InputError(key, cause, f"leave it out with --ignore {name}, or use another scheme")
-        would = [str(size) for size in range(min(width, 256), 15, -1) if width % size == 0][:4]
+        would = [str(size) for size in range(min(common, 256), 15, -1) if common % size == 0][:4]
         sizes = ", ".join([*would, "channel"]) + " or auto"
         if self.group is None:
             cause = f"has groups of {size}, which do not divide the {width} inputs of {name}"
@@ -77,17 +78,15 @@ def chosen_schemes(
     recipe: Recipe, facts: Architecture, sources: Mapping[str, str], checkpoint: Checkpoint
 ) -> dict[str, Choice]:
     """What becomes of every linear of `sources` (linear -> tensor of `checkpoint`). Raises InputError."""
+    _check_head(recipe, facts.head, sources)
     names = [name for name in sources if name != facts.head]
-    if recipe.lm_head is not None and facts.head not in sources:
-        raise InputError(f"--lm-head {recipe.lm_head}", f"this model has no {facts.head}", "leave it out")
-    if facts.head in recipe.targets:
-        raise InputError(f"--target {facts.head}", "the head has a flag of its own", "use --lm-head SCHEME")
     targets = matching(recipe.targets, names, "--target") if recipe.targets else set(names)
     ignored = matching(recipe.ignore, sources, "--ignore") if recipe.ignore else set()
     by_rule: dict[str, Rule] = {}
     for rule in reversed(recipe.rules):
         by_rule.update(dict.fromkeys(matching([rule.target], names, "rules: target"), rule))
     base = _Asked(*recipe.base_scheme())
+    widths = {checkpoint.tensors[sources[name]].shape[1] for name in targets - ignored - by_rule.keys()}
     chosen: dict[str, Choice] = {}
     for name in sources:
         width = checkpoint.tensors[sources[name]].shape[1]
@@ -99,13 +98,24 @@ def chosen_schemes(
         elif name in by_rule:
             chosen[name] = _of_rule(by_rule[name]).fit(name, width)
         elif name in targets:
-            chosen[name] = base.fit(name, width)
+            chosen[name] = base.fit(name, width, widths)
         else:
             chosen[name] = "not a target"
         if isinstance(choice := chosen[name], Scheme):
             chosen[name] = recipe.ruled(choice)
         _check_dtype(name, chosen[name], checkpoint.tensors[sources[name]].dtype)
     return chosen
+
+
+def _check_head(recipe: Recipe, head: str, linears: Collection[str]) -> None:
+    if head in recipe.targets:
+        raise InputError(f"--target {head}", "the head has a flag of its own", "use --lm-head SCHEME")
+    if recipe.lm_head is None:
+        return
+    if head not in linears:
+        raise InputError(f"--lm-head {recipe.lm_head}", f"this model has no {head}", "leave it out")
+    if recipe.ignore and head in matching(recipe.ignore, linears, "--ignore"):
+        raise InputError(f"--lm-head {recipe.lm_head}", f"--ignore takes in {head}", "leave one of the two out")
 
 
 def remarks(recipe: Recipe) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ...formats.packings import packing
 from ...formats.scheme import INPUT_RULES, Scheme
 from .choices import Choice, check_together, chosen_schemes, remarks
 from .recipe import Recipe
+from .whole import check_whole
 
 Spec = tuple[torch.dtype, tuple[int, ...]]
 Fitted = Callable[[Scheme, int], Scheme]  # (scheme, inputs of a linear) -> the scheme as that linear gets it
@@ -136,9 +137,9 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = No
 
     `fitted` is what the methods make of a scheme for a linear (`Chain.fitted`).
 
-    Raises InputError for an already quantised source, unsupported dtypes, patterns that match nothing, group sizes and
-    rotations that do not divide, layers that engines fuse under different schemes, and a recipe that would quantise
-    nothing.
+    Raises InputError for an already quantised source, one that lacks tensors, unsupported dtypes, patterns that match
+    nothing, group sizes and rotations that do not divide, layers that engines fuse under different schemes, and a
+    recipe that would quantise nothing.
     """
     if checkpoint.quantization is not None:
         raise InputError(
@@ -148,6 +149,7 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = No
     facts = architecture(checkpoint.config, shapes)
     warnings = [] if facts.known else [f"unknown architecture {facts.name}: linears were found by name and shape"]
     sources = _sources(checkpoint, facts)
+    check_whole(checkpoint, facts, sources)
     chosen = chosen_schemes(recipe, facts, sources, checkpoint)
     warnings.extend(remarks(recipe))
     if fitted is not None:
@@ -157,6 +159,8 @@ def make_plan(recipe: Recipe, checkpoint: Checkpoint, fitted: Fitted | None = No
         }
     warnings.extend(_cautions({choice for choice in chosen.values() if isinstance(choice, Scheme)}, facts))
     check_together(facts, chosen, {name: checkpoint.tensors[source].shape[0] for name, source in sources.items()})
+    if isinstance(chosen.get(facts.head), Scheme) and sources[facts.head] != f"{facts.head}.weight":
+        warnings.append(f"--lm-head {recipe.lm_head}: it shares the embedding's weight, and is stored beside it")
     if not any(isinstance(choice, Scheme) for choice in chosen.values()):
         raise InputError("--ignore", "leaves nothing to quantise", "ignore fewer layers or name targets that exist")
     units = tuple(_units(checkpoint, facts, sources, chosen))
@@ -241,6 +245,8 @@ def ignored_modules(plan: Plan) -> Sequence[str]:
             router = place is not None and place[1].removesuffix(".weight") in routers
             if router or (not plan.architecture.known and _may_be_linear(plan, tensor)):
                 kept.append(tensor.removesuffix(".weight"))
+    if not plan.architecture.known and plan.architecture.head not in (layer.name for layer in plan.layers):
+        kept.append(plan.architecture.head)  # as transformers calls most, though it may be tied or have another name
     return list(dict.fromkeys(kept))
 
 

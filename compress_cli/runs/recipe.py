@@ -70,6 +70,8 @@ class Recipe:
                 raise InputError(flag, "must be at least 1", "give a positive number")
         if not 0 <= self.seed < 1 << 63:
             raise InputError(f"--seed {self.seed}", "is out of range", "give a number from 0 to 2^63 - 1")
+        if self.dataset == "":
+            raise InputError("--dataset ''", "is empty", "name a source of text, or leave it out")
         check_group_size(self.group_size)
         base = scheme(self.scheme)
         base.with_sparsity(self.sparsity, self.pattern).with_layout(self.sparse_layout)
@@ -179,13 +181,15 @@ def _checked(data: Mapping[str, Any], kind: type, origin: str) -> dict[str, Any]
         name = str(key).replace("-", "_")
         if name not in known:
             raise InputError(f"{origin}: {key}", "no recipe key has this name", nearest(str(key), known))
+        if name in checked:
+            raise InputError(f"{origin}: {key}", "is given twice", "write it once")
         types = _TYPES.get(name)
         if (
             value is not None
             and types
             and (not isinstance(value, types) or (isinstance(value, bool) != (bool in types)))
         ):
-            wanted = " or ".join(_WORDS[kind] for kind in types)
+            wanted = " or ".join(dict.fromkeys(_WORDS[kind] for kind in types))
             fix = "put it in quotes" if types == (str,) else "correct the value"
             raise InputError(f"{origin}: {key}", f"was read as {value!r}, where {wanted} belongs", fix)
         checked[name] = value
@@ -209,7 +213,7 @@ def load(path: Path) -> Recipe:
         data = yaml.load(path.read_text(encoding="utf-8"), _Once)
     except OSError as error:
         raise InputError(f"--recipe {path}", f"cannot be read ({error.strerror})", "give a readable file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no such date, no such number
         raise InputError(f"--recipe {path}", f"is not valid YAML ({error})", "correct the file") from error
     return from_dict({} if data is None else data, f"--recipe {path}")
 

@@ -125,6 +125,9 @@ def totals(plan: Plan, written: Mapping[str, Spec] | None = None) -> dict[str, A
     packed = sum(spec_bytes(specs[name]) for layer in plan.quantized for name in layer.outputs)
     packed_weights = sum(layer.weights for layer in plan.quantized)
     parameters = sum(math.prod(info.shape) for info in plan.checkpoint.tensors.values())
+    head = plan.architecture.head
+    if f"{head}.weight" not in plan.checkpoint.tensors:  # packed all the same, it has a weight of its own
+        parameters += sum(layer.weights for layer in plan.quantized if layer.name == head)
     return {
         "bytes_before": before,
         "bytes_after": after,
@@ -211,9 +214,14 @@ Quantised with `compress` {report.versions["compress"]}:
 | calibration | {calibrated} |
 | source sha256 | `{report.source_sha256}` |
 
-{_loaders(report)} Every
+{_loaders(report)}{_warnings(report)}Every
 layer is listed in `{TABLE}`, every setting and hash in `{REPORT}`. Check it with `compress verify`.
 """
+
+
+def _warnings(report: Report) -> str:
+    """What the run said and the reader of a card has not seen: a list between two paragraphs, or a space."""
+    return "\n\n" + "".join(f"- {text}\n" for text in report.warnings) + "\n" if report.warnings else " "
 
 
 def _loaders(report: Report) -> str:

@@ -15,6 +15,7 @@ from compress_llm.calibration.stream import Stream
 from compress_llm.calibration.windows import Windows
 from compress_llm.formats.architectures import architecture
 from compress_llm.formats.checkpoint import Checkpoint
+from compress_llm.formats.errors import InputError
 from compress_llm.kernels.hadamard import rotate
 
 IDS = torch.randint(3, 4000, (5, 24), generator=torch.Generator().manual_seed(3))
@@ -117,6 +118,22 @@ def test_experts_are_seen_token_by_token(save_model: Callable[..., Path]) -> Non
     stats = stream.collect(block, frozenset({"abs_max"}))
     experts = [found.tokens for (name,), found in stats.items() if name.endswith(".w1")]
     assert sum(experts) == IDS.numel() * MOE["num_experts_per_tok"]
+
+
+def test_a_block_that_lacks_a_weight_is_refused(tiny_llama: Path) -> None:
+    stream, checkpoint = open_stream(tiny_llama)
+    weights = block_weights(checkpoint, 1)
+    del weights["model.layers.1.post_attention_layernorm.weight"]
+    with pytest.raises(InputError, match="layers.1.post_attention_layernorm.weight: is missing from the checkpoint"):
+        stream.block(1, weights)
+
+
+def test_ids_beyond_the_vocabulary_are_refused(tiny_llama: Path) -> None:
+    checkpoint = Checkpoint.open(tiny_llama)
+    facts = architecture(checkpoint.config, {name: info.shape for name, info in checkpoint.tensors.items()})
+    size = checkpoint.config["vocab_size"]
+    with pytest.raises(InputError, match=f"it gives the id {size}, and the model's vocabulary has {size:,} t"):
+        Stream(checkpoint, facts, Windows(torch.tensor([[0, size]]), None, 2))
 
 
 def test_tables_that_old_checkpoints_store_are_left_aside(tiny_llama: Path) -> None:

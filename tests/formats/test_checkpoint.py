@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -237,6 +238,11 @@ def test_resolve_takes_directories_and_refuses_the_rest(tmp_path):
             resolve(model)
     with pytest.raises(InputError, match="^--reference: is empty"):
         resolve("", "--reference")
+
+
+def test_resolve_takes_the_current_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve(".") == Path(".")
 
 
 def test_resolve_puts_back_a_directory_whose_replacement_was_cut_off(tmp_path):

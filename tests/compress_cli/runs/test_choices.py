@@ -27,12 +27,12 @@ def choices(directory: Path, **recipe: object) -> dict[str, Choice]:
     [
         (
             {},
-            f"--scheme W4A16: has groups of 128, which do not divide the 64 inputs of {UP}; add --group-size 64, 32, "
-            "16, channel or auto.",
+            f"--scheme W4A16: has groups of 128, which do not divide the 64 inputs of {UP}; add --group-size 32, 16, "
+            "channel or auto.",  # what divides the 96 inputs of others too
         ),
         (
             {"group_size": 48},
-            f"--group-size 48: does not divide the 64 inputs of {UP}; use 64, 32, 16, channel or auto.",
+            f"--group-size 48: does not divide the 64 inputs of {UP}; use 32, 16, channel or auto.",
         ),
         (
             {"scheme": "W8A16", "lm_head": "w4a16_hqq", "rules": [{"target": DOWN, "scheme": "W4A8"}]},
@@ -51,6 +51,10 @@ def choices(directory: Path, **recipe: object) -> dict[str, Choice]:
         (
             {"scheme": "W8A16", "rules": [{"target": DOWN, "scheme": "W8A8", "group_size": 32}]},
             "rules: group_size 32: scheme W8A8 has one scale an output row; leave it out.",
+        ),
+        (
+            {"scheme": "W8A16", "lm_head": "W8A16", "ignore": ["lm_*"]},
+            "--lm-head W8A16: --ignore takes in lm_head; leave one of the two out.",
         ),
         ({"rules": [{"target": DOWN, "scheme": "W8A9"}]}, "rules: scheme W8A9: no scheme has this name"),
         ({"rules": [{"target": DOWN, "scheme": "W8A8", "group_size": 0}]}, "rules: group_size 0: is not a group size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from compress_llm.compress_cli.runs.methods import chain
-from compress_llm.compress_cli.runs.plan import Plan, ignored_modules, make_plan
+from compress_llm.compress_cli.runs.plan import Plan, ignored_modules, make_plan, spec_bytes
 from compress_llm.compress_cli.runs.recipe import Recipe, Rule, from_dict
+from compress_llm.compress_cli.runs.report import totals
 from compress_llm.formats.checkpoint import Checkpoint
 from compress_llm.formats.errors import InputError
 
@@ -63,6 +65,10 @@ def test_a_tied_head_gets_a_weight_of_its_own_when_asked(save_model: Callable[..
     head = plan.layers[-1]
     assert plan.packs_head and head.name == "lm_head" and head.bytes_before == 0
     assert "model.embed_tokens.weight" in plan.tensors and "lm_head.weight_packed" in plan.tensors
+    assert plan.warnings == ("--lm-head W8A16: it shares the embedding's weight, and is stored beside it",)
+    parameters = sum(math.prod(info.shape) for info in plan.checkpoint.tensors.values()) + head.weights
+    after = sum(spec_bytes(spec) for spec in plan.tensors.values())
+    assert totals(plan)["bits_per_weight_model"] == 8 * after / parameters
 
 
 def test_routers_are_listed_as_ignored(save_model: Callable[..., Path]) -> None:
@@ -71,10 +77,17 @@ def test_routers_are_listed_as_ignored(save_model: Callable[..., Path]) -> None:
     assert "model.layers.1.block_sparse_moe.gate" in names
 
 
+def test_the_head_of_an_unknown_architecture_is_ignored_by_its_usual_name(save_model: Callable[..., Path]) -> None:
+    model = save_model("Llama", tie_word_embeddings=True)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "of_tomorrow"}))
+    assert "lm_head" in ignored_modules(plan_of(model))
+
+
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ({"group_size": 48}, ("--group-size 48", "64 inputs", "use 64, 32, 16, channel or auto")),
+        ({"group_size": 48}, ("--group-size 48", "64 inputs", "use 32, 16, channel or auto")),
         ({"ignore": ["*.nothing"]}, ("--ignore *.nothing", "matches no linear")),
         ({"targets": ["q_pro"]}, ("--target q_pro", "matches no linear")),
         ({"targets": ["q_proj"]}, ("k_proj", "q_proj", "engines fuse")),

@@ -49,6 +49,12 @@ def test_flags_win_over_the_file() -> None:
         ("- a", ("mapping",)),
         ("a: [", ("YAML",)),
         ("{scheme: W4A16, scheme: W8A8}", ("'scheme' is given twice",)),
+        ("{group-size: 64, group_size: 32}", (": group_size: is given twice",)),
+        ("dataset: 2024-13-45", ("is not valid YAML (month must be",)),
+        ("seed: !!int abc", ("is not valid YAML",)),
+        ("dataset: ''", ("--dataset '': is empty",)),
+        ("targets: 5", ("where a list or text belongs",)),
+        ("a: " + "[" * 3000, ("is not valid YAML",)),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
