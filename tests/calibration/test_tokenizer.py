@@ -62,3 +62,12 @@ def test_a_broken_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(InputError, match="tokenizer does not load"):
         load_tokenizer(tmp_path)
+
+
+def test_a_config_that_keeps_a_tokenizer_from_loading_is_named(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(embedded.model_path() / name, tmp_path)
+    config = json.loads((embedded.model_path() / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_attention_heads": 3}))
+    with pytest.raises(InputError, match="config.json is not understood .*not a multiple of the number of attention"):
+        load_tokenizer(tmp_path)

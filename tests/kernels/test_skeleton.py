@@ -124,7 +124,7 @@ def test_read_config_drops_the_quantization(save, tmp_path):
         ('{"model_type": "no-such-model"}', "no-such-model.* knows, or correct its config.json"),
         ("{}", "correct its config.json"),
         ('{"model_type": "mine", "auto_map": {"AutoConfig": "code.Config"}}', "or --trust-remote-code"),
-        ('{"model_type": "llama", "hidden_size": "wide"}', "config.json"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "field 'hidden_size': TypeError: Field"),
     ],
 )
 def test_a_config_that_is_not_understood_is_an_input_error(tmp_path, content, said):

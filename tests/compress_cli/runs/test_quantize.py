@@ -101,6 +101,14 @@ def test_the_card_of_our_own_format_names_no_other_engine(tiny_llama: Path, tmp_
     assert "vLLM" not in card
 
 
+def test_the_card_says_what_the_run_did(save_model: Callable[..., Path], tmp_path: Path) -> None:
+    model = save_model("Llama", tie_word_embeddings=True)
+    quantize(str(model), tmp_path / "out", Recipe(scheme="W8A16", lm_head="W8A16"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "\n\n- --lm-head W8A16: it shares the embedding's weight, and is stored beside it\n\nEvery\nlayer" in card
+    assert "`compressed-tensors`.\n\n- " in card
+
+
 @pytest.mark.parametrize("method", ["rtn", "awq,gptq"])
 @pytest.mark.parametrize(("scheme", "suffix"), [("NVFP4A16", "weight_global_scale"), ("FP8", "weight_scale")])
 def test_what_engines_fuse_shares_the_scale_of_its_tensors(
