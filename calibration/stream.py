@@ -68,9 +68,9 @@ class Stream:
         self._batches: list[_Batch] = []
         self._stages: dict[Stage, list[Stage]] = {}
         self._layers: nn.ModuleList = self._model.get_submodule(facts.layers)  # type: ignore[assignment]
-        blocks = {place[0] for name in checkpoint.tensors if (place := facts.split(name))}
-        if len(self._layers) != len(blocks):
-            cause = f"config.json has {len(self._layers)} layers and the checkpoint {len(blocks)}"
+        count = facts.count_blocks(checkpoint.tensors)
+        if len(self._layers) != count:
+            cause = f"config.json has {len(self._layers)} layers and the checkpoint {count}"
             raise InputError(str(checkpoint.directory), cause, "correct num_hidden_layers")
         self._host_dtype = next(info.dtype for name, info in checkpoint.tensors.items() if facts.split(name))
 
@@ -246,10 +246,10 @@ class Stream:
 
     def _check_whole(self, *modules: nn.Module) -> None:
         """Raise InputError where a parameter of the modules has not been given: it would compute with nothing."""
-        given = {id(part) for module in modules for part in module.parameters() if part.is_meta}
-        missing = [name for name, part in self._model.named_parameters() if id(part) in given]
-        if missing:
-            raise InputError(missing[0], "is missing from the checkpoint", "complete it")
+        empty = next((part for module in modules for part in module.parameters() if part.is_meta), None)
+        if empty is not None:
+            name = next(name for name, part in self._model.named_parameters() if part is empty)
+            raise InputError(name, "is missing from the checkpoint", "complete it")
 
     def _linears(self, prefix: str, weights: Mapping[str, Tensor]) -> dict[str, nn.Module]:
         found: dict[str, nn.Module] = {}

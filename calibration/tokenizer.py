@@ -33,8 +33,9 @@ def load_tokenizer(directory: Path, trust_remote_code: bool = False) -> PreTrain
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=trust_remote_code)
     except StrictDataclassError as error:  # it reads the model's configuration too
-        cause = f"its config.json is not understood ({' '.join(str(error).split()).rstrip('.')})"
-        raise InputError(str(directory), cause, "correct its config.json") from error
+        from ..kernels.skeleton import not_understood
+
+        raise not_understood(directory, error) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         raise InputError(
             str(directory), f"its tokenizer does not load ({error})", "copy the model's tokenizer files anew"

@@ -57,6 +57,10 @@ class Architecture:
         match = self.block_pattern.match(tensor)
         return (int(match[1]), match[2]) if match else None
 
+    def count_blocks(self, tensors: Iterable[str]) -> int:
+        """How many blocks have tensors among these checkpoint names."""
+        return len({place[0] for name in tensors if (place := self.split(name)) is not None})
+
     def is_linear(self, tensor: str, shape: tuple[int, ...]) -> bool:
         """Whether the checkpoint tensor is the weight of a linear inside a block that may be quantised."""
         place = self.split(tensor)

@@ -104,8 +104,8 @@ def reference_alone(reason: str, asked: str | None = None) -> Pick:
     name, key = _asked(asked)
     if name is not None:
         _known(name, key)
-    if name not in (None, "reference"):
-        raise InputError(key, f"it cannot run here ({reason})", "name another implementation, or none")
+        if name != "reference":
+            raise _cannot(key, reason)
     others = {item.name: reason for item in IMPLEMENTATIONS if item.name != "reference"}
     return Pick("reference", reason, others)
 
@@ -117,8 +117,7 @@ def check_asked(device: str) -> None:
         return
     _known(name, key)
     if name != "reference" and device != "cuda":
-        cause = f"it cannot run here (the weights are on a {device})"
-        raise InputError(key, cause, "name another implementation, or none")
+        raise _cannot(key, f"the weights are on a {device}")
 
 
 def _asked(name: str | None = None) -> tuple[str | None, str]:
@@ -137,13 +136,17 @@ def _pick(problem: Problem, asked: str | None, key: str) -> Pick:
     if asked is not None:
         _known(asked, key)
         if (misfit := reasons[asked]) is not None:
-            raise InputError(key, f"it cannot run here ({misfit})", "name another implementation, or none")
+            raise _cannot(key, misfit)
         return Pick(
             asked, "asked for", {name: why or "not asked for" for name, why in reasons.items() if name != asked}
         )
     chosen = next(name for name, misfit in reasons.items() if misfit is None)
     others = {name: why or f"{chosen} is preferred" for name, why in reasons.items() if name != chosen}
     return Pick(chosen, "the first that can run here", others)
+
+
+def _cannot(key: str, reason: str) -> InputError:
+    return InputError(key, f"it cannot run here ({reason})", "name another implementation, or none")
 
 
 def _known(name: str, key: str) -> None:

@@ -60,8 +60,7 @@ def read_config(directory: Path, trust_remote_code: bool = False) -> PreTrainedC
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=trust_remote_code)
     except UNREADABLE as error:
-        cause = f"its config.json is not understood ({_first_line(error)})"
-        raise InputError(str(directory), cause, _fix(_OWN_CODE in stored)) from error
+        raise not_understood(directory, error, _OWN_CODE in stored) from error
     for holder in (config, config.get_text_config()):
         if hasattr(holder, "quantization_config"):
             delattr(holder, "quantization_config")
@@ -97,6 +96,12 @@ def empty_model(
     _fill_buffers(model, model)
     model.tie_weights()
     return model.eval()
+
+
+def not_understood(directory: Path, error: Exception, brings_code: bool = False) -> InputError:
+    """What to raise for the config.json of a model directory that transformers refused with `error`."""
+    cause = f"its config.json is not understood ({_first_line(error)})"
+    return InputError(str(directory), cause, _fix(brings_code))
 
 
 def _fix(brings_code: bool) -> str:

@@ -78,10 +78,10 @@ def chosen_schemes(
     recipe: Recipe, facts: Architecture, sources: Mapping[str, str], checkpoint: Checkpoint
 ) -> dict[str, Choice]:
     """What becomes of every linear of `sources` (linear -> tensor of `checkpoint`). Raises InputError."""
-    _check_head(recipe, facts.head, sources)
+    ignored = matching(recipe.ignore, sources, "--ignore") if recipe.ignore else set()
+    _check_head(recipe, facts.head, sources, ignored)
     names = [name for name in sources if name != facts.head]
     targets = matching(recipe.targets, names, "--target") if recipe.targets else set(names)
-    ignored = matching(recipe.ignore, sources, "--ignore") if recipe.ignore else set()
     by_rule: dict[str, Rule] = {}
     for rule in reversed(recipe.rules):
         by_rule.update(dict.fromkeys(matching([rule.target], names, "rules: target"), rule))
@@ -107,14 +107,14 @@ def chosen_schemes(
     return chosen
 
 
-def _check_head(recipe: Recipe, head: str, linears: Collection[str]) -> None:
+def _check_head(recipe: Recipe, head: str, linears: Collection[str], ignored: Collection[str]) -> None:
     if head in recipe.targets:
         raise InputError(f"--target {head}", "the head has a flag of its own", "use --lm-head SCHEME")
     if recipe.lm_head is None:
         return
     if head not in linears:
         raise InputError(f"--lm-head {recipe.lm_head}", f"this model has no {head}", "leave it out")
-    if recipe.ignore and head in matching(recipe.ignore, linears, "--ignore"):
+    if head in ignored:
         raise InputError(f"--lm-head {recipe.lm_head}", f"--ignore takes in {head}", "leave one of the two out")
 
 

@@ -125,9 +125,7 @@ def totals(plan: Plan, written: Mapping[str, Spec] | None = None) -> dict[str, A
     packed = sum(spec_bytes(specs[name]) for layer in plan.quantized for name in layer.outputs)
     packed_weights = sum(layer.weights for layer in plan.quantized)
     parameters = sum(math.prod(info.shape) for info in plan.checkpoint.tensors.values())
-    head = plan.architecture.head
-    if f"{head}.weight" not in plan.checkpoint.tensors:  # packed all the same, it has a weight of its own
-        parameters += sum(layer.weights for layer in plan.quantized if layer.name == head)
+    parameters += sum(layer.weights for layer in plan.quantized if not layer.bytes_before)  # a head no longer tied
     return {
         "bytes_before": before,
         "bytes_after": after,

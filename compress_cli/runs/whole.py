@@ -44,9 +44,9 @@ def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_blocks(checkpoint: Checkpoint, facts: Architecture, wanted: object) -> None:
-    blocks = {place[0] for name in checkpoint.tensors if (place := facts.split(name)) is not None}
-    if isinstance(wanted, int) and wanted != len(blocks):
-        cause = f"config.json has {wanted} layers and the checkpoint {len(blocks)}"
+    count = facts.count_blocks(checkpoint.tensors)
+    if isinstance(wanted, int) and wanted != count:
+        cause = f"config.json has {wanted} layers and the checkpoint {count}"
         raise InputError(str(checkpoint.directory), cause, "correct num_hidden_layers, or complete the checkpoint")
 
 
